@@ -1,0 +1,123 @@
+"""What a worker is told to do: one frozen record, checked before anything starts.
+
+The supervisor hands it to its processes as JSON, so every field is a plain value.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import ipaddress
+import json
+from dataclasses import dataclass
+from typing import Final
+
+from wireherd import config
+from wireherd.errors import UsageError
+from wireherd.protocol.version import NEWEST, SUPPORTED, Version
+
+MAX_THREADS: Final = 1024
+MIB: Final = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerSettings:
+    """Settings of one worker.
+
+    Attributes:
+        host: address or name to listen on.
+        port: TCP port; 0 lets the system choose.
+        devices: names of the ggml devices to serve, in this order; None serves every device the library offers.
+        threads: CPU threads of one session; None uses the number of cores.
+        memory_limit: bytes that the buffers of all sessions together may take; None leaves it to the devices.
+        protocol: the stock protocol version that HELLO is answered with.
+        ggml: library file or folder; None uses WIREHERD_GGML or the installed wheel.
+        insecure: allow an address that other machines can reach, without any authentication.
+        verbose: log every step.
+        plain: hide our extension, so that our own client treats this worker as a stock server (for tests and benches).
+        until_eof: stop when standard input ends, so that the worker does not outlive the program that started it.
+        prewarmed: session processes kept ready for the next client.
+        max_sessions: session processes at the same time; further clients wait.
+        max_connections: connections that have no session yet; beyond it the one idle longest is dropped.
+        handshake_timeout_s: seconds within which a frame that has begun, or the first HELLO, must be complete.
+    """
+
+    host: str = config.DEFAULT_HOST
+    port: int = config.DEFAULT_PORT
+    devices: tuple[str, ...] | None = None
+    threads: int | None = None
+    memory_limit: int | None = None
+    protocol: Version = NEWEST
+    ggml: str | None = None
+    insecure: bool = False
+    verbose: bool = False
+    plain: bool = False
+    until_eof: bool = False
+    prewarmed: int = 1
+    max_sessions: int = 64
+    max_connections: int = 1024
+    handshake_timeout_s: float = 5.0
+
+    def check(self) -> None:
+        """Refuse senseless or unsafe settings.
+
+        Raises:
+            UsageError: a value out of range, an unsupported protocol version, or an address that other machines can
+                reach without `insecure`.
+        """
+        if not 0 <= self.port <= 65535:
+            raise UsageError(f"the port must be between 0 and 65535, not {self.port}")
+        if self.threads is not None and not 1 <= self.threads <= MAX_THREADS:
+            raise UsageError(f"the number of threads must be between 1 and {MAX_THREADS}, not {self.threads}")
+        if self.memory_limit is not None and self.memory_limit <= 0:
+            raise UsageError("the memory limit must be above zero")
+        if self.prewarmed < 1 or self.max_sessions < 1 or self.max_connections < 1 or self.handshake_timeout_s <= 0:
+            raise UsageError("the limits of a worker must be above zero")
+        if self.devices is not None and not self.devices:
+            raise UsageError("name at least one device, or leave the option out to serve all of them")
+        if self.protocol not in SUPPORTED:
+            known = ", ".join(str(version) for version in sorted(SUPPORTED))
+            raise UsageError(f"protocol {self.protocol} is not one this worker speaks: choose one of {known}")
+        if not self.insecure and not is_loopback(self.host):
+            raise UsageError(
+                f"{self.host} can be reached from other machines and this worker has no authentication: add --insecure "
+                "if everyone on that network may use it, or listen on 127.0.0.1"
+            )
+
+    def to_arguments(self) -> list[str]:
+        """The command-line arguments of `wireherd worker` that give these settings."""
+        arguments = ["--host", self.host, "--port", str(self.port), "--protocol", self.protocol.short]
+        if self.devices is not None:
+            arguments += ["--device", ",".join(self.devices)]
+        if self.threads is not None:
+            arguments += ["--threads", str(self.threads)]
+        if self.memory_limit is not None:
+            arguments += ["--mem", str(-(-self.memory_limit // MIB))]
+        if self.ggml is not None:
+            arguments += ["--ggml", self.ggml]
+        for name in ("insecure", "verbose", "plain"):
+            if getattr(self, name):
+                arguments.append(f"--{name}")
+        return arguments
+
+    def to_json(self) -> str:
+        """Encode for `from_json` in another process of the same release."""
+        return json.dumps(dataclasses.asdict(self) | {"protocol": list(self.protocol)})
+
+    @classmethod
+    def from_json(cls, text: str) -> WorkerSettings:
+        """Decode what `to_json` wrote."""
+        values = json.loads(text)
+        values["protocol"] = Version(*values["protocol"])
+        if values["devices"] is not None:
+            values["devices"] = tuple(values["devices"])
+        return cls(**values)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach `host`: a loopback address, or the name localhost."""
+    if host.lower().rstrip(".") == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host.strip("[]").partition("%")[0]).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,35 @@
+"""A running worker from the outside: its processes, what they cost, what its log says."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+
+from support import processes
+
+
+def sessions(worker):
+    """Process numbers of sessions, with a client or warm."""
+    return [pid for pid in processes.descendants(worker.pid) if "worker.entry session" in processes.command_line(pid)]
+
+
+def probes(worker):
+    return [pid for pid in processes.descendants(worker.pid) if "worker.entry probe" in processes.command_line(pid)]
+
+
+def cpu_s(pid):
+    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def descriptors(pid):
+    return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def session_of(worker, client):
+    """Process number of the session that serves `client`, from the log."""
+    address = "{}:{}".format(*client.sock.getsockname())
+    found = re.findall(rf"{address} connected: session \d+ \(pid (\d+)\)", worker.log())
+    assert len(found) == 1
+    return int(found[0])

@@ -1,0 +1,191 @@
+"""Flags that several verbs share, with llama.cpp's names, and what they become."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wireherd.errors import UsageError
+from wireherd.llm import hub, models
+from wireherd.llm.options import CACHE_TYPES, FLASH_ATTENTION, SPLIT_MODES, LlamaOptions
+from wireherd.llm.placement import parse_tensor_split
+
+if TYPE_CHECKING:
+    import argparse
+
+    from wireherd.llm.fetch import Progress
+
+
+def add_common(parser: argparse.ArgumentParser) -> None:
+    """Add the flags every verb has."""
+    parser.add_argument("-v", "--verbose", action="store_true", help="log what happens, and show the trace of an error")
+
+
+def add_library(parser: argparse.ArgumentParser) -> None:
+    """Add the choice of the native library."""
+    parser.add_argument(
+        "--ggml", type=Path, metavar="PATH", help="native library: a file or a folder (default: WIREHERD_GGML, or the "
+        "installed wheel's)",
+    )  # fmt: skip
+
+
+def add_cluster(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that name workers."""
+    group = parser.add_argument_group("workers")
+    group.add_argument("--rpc", default="", metavar="HOST:PORT,...", help="workers, ours or stock RPC servers")
+    group.add_argument(
+        "--stock-timeout", type=_seconds, default=300.0, metavar="S",
+        help="seconds to wait for an answer of a stock RPC server, which cannot say that it lives (default 300)",
+    )  # fmt: skip
+
+
+def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None:
+    """Add the flags that name a model."""
+    group = parser.add_argument_group("model")
+    which = group.add_mutually_exclusive_group(required=required)
+    known = ", ".join(model.name for model in models.KNOWN)
+    which.add_argument("-m", "--model", metavar="FILE", help=f"GGUF file, or a known model: {known}")
+    which.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="model on Hugging Face")
+    group.add_argument("--offline", action="store_true", help="fetch nothing, use what is in the cache")
+
+
+def add_compute(parser: argparse.ArgumentParser) -> None:
+    """Add the flags that say where and how the model runs."""
+    group = parser.add_argument_group("placement and compute")
+    group.add_argument(
+        "-ngl",
+        "--n-gpu-layers",
+        "--gpu-layers",
+        type=int,
+        default=99,
+        metavar="N",
+        help="layers that leave the CPU for devices, from the last one on (default 99: all)",
+    )
+    group.add_argument(
+        "-sm",
+        "--split-mode",
+        choices=SPLIT_MODES,
+        default="layer",
+        help="spread layers over all devices, or use one (default layer)",
+    )
+    group.add_argument(
+        "-ts",
+        "--tensor-split",
+        metavar="N0,N1,...",
+        help="share of each device, parted by , or / (default: by free memory)",
+    )
+    group.add_argument(
+        "-dev",
+        "--device",
+        metavar="NAME,...",
+        help="devices to use, in this order (see wireherd devices; none = CPU only)",
+    )
+    group.add_argument("-mg", "--main-gpu", type=int, default=0, metavar="I", help="the device of -sm none")
+    group.add_argument(
+        "-ot",
+        "--override-tensor",
+        action="append",
+        default=[],
+        metavar="REGEX=DEVICE,...",
+        help="put tensors whose names match on a device of your choice (CPU, or a device's name)",
+    )
+    group.add_argument(
+        "-t", "--threads", type=_positive, metavar="N", help="CPU threads here (default: by the machine)"
+    )
+    group.add_argument(
+        "-tb", "--threads-batch", type=_positive, metavar="N", help="CPU threads for prompts (default: -t)"
+    )
+    group.add_argument(
+        "-c",
+        "--ctx-size",
+        type=int,
+        default=4096,
+        metavar="N",
+        help="context in tokens (default 4096, 0 = the model's own)",
+    )
+    group.add_argument(
+        "-b", "--batch-size", type=_positive, default=2048, metavar="N", help="logical batch (default 2048)"
+    )
+    group.add_argument(
+        "-ub", "--ubatch-size", type=_positive, default=512, metavar="N", help="physical batch (default 512)"
+    )
+    group.add_argument("-fa", "--flash-attn", choices=tuple(FLASH_ATTENTION), default="auto", help="default auto")
+    group.add_argument(
+        "-ctk", "--cache-type-k", choices=CACHE_TYPES, default="f16", help="type of cached keys (default f16)"
+    )
+    group.add_argument(
+        "-ctv", "--cache-type-v", choices=CACHE_TYPES, default="f16", help="type of cached values (default f16)"
+    )
+    group.add_argument(
+        "--no-repack",
+        action="store_true",
+        help="keep weights on the local CPU in their stored layout: then a local run rounds as workers do",
+    )
+    group.add_argument("--no-mmap", action="store_true", help="read the model instead of mapping it")  # fmt: skip
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError(text)
+    return value
+
+
+def _seconds(text: str) -> float:
+    value = float(text)
+    if not 0 < value < float("inf"):
+        raise ValueError(text)
+    return value
+
+
+def endpoints(args: argparse.Namespace) -> tuple[str, ...]:
+    """Addresses given by `--rpc`, in order."""
+    return tuple(word.strip() for word in str(args.rpc).split(",") if word.strip())
+
+
+def model_path(args: argparse.Namespace, progress: Progress) -> Path:
+    """Path of the model that was asked for; one that is not here yet is fetched.
+
+    Raises:
+        UsageError: there is no such model.
+        ModelError: it cannot be fetched.
+    """
+    if args.hf_repo:
+        return hub.pull(args.hf_repo, progress=progress, offline=args.offline)
+    path = Path(args.model).expanduser()
+    if not path.exists() and models.find(args.model):
+        return models.pull(args.model, progress=progress, offline=args.offline)
+    return path
+
+
+def llama_options(args: argparse.Namespace, model: Path) -> LlamaOptions:
+    """Everything a session needs to know, out of the flags.
+
+    Raises:
+        UsageError: flags that contradict each other or make no sense.
+    """
+    if args.ctx_size < 0:
+        raise UsageError("-c takes a number of tokens, or 0 for the model's own context")
+    names = None if args.device is None else tuple(word.strip() for word in args.device.split(",") if word.strip())
+    return LlamaOptions(
+        model=model,
+        rpc=endpoints(args),
+        devices=names,
+        n_gpu_layers=args.n_gpu_layers,
+        split_mode=args.split_mode,
+        main_gpu=args.main_gpu,
+        tensor_split=parse_tensor_split(args.tensor_split) if args.tensor_split else None,
+        tensor_overrides=tuple(rule for word in args.override_tensor for rule in word.split(",") if rule),
+        n_ctx=args.ctx_size,
+        n_batch=args.batch_size,
+        n_ubatch=args.ubatch_size,
+        threads=args.threads,
+        threads_batch=args.threads_batch,
+        flash_attn=args.flash_attn,
+        type_k=args.cache_type_k,
+        type_v=args.cache_type_v,
+        repack=not args.no_repack,
+        mmap=not args.no_mmap,
+        ggml=args.ggml,
+        stock_timeout_s=args.stock_timeout,
+    )

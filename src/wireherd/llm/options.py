@@ -1,0 +1,97 @@
+"""What a session can be told: one frozen record under llama.cpp's names."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from wireherd.errors import UsageError
+from wireherd.ggml.enums import KV_TYPES, FlashAttention
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+#: names of the types that a KV cache may have
+CACHE_TYPES: Final = tuple(KV_TYPES)
+#: values of -fa
+FLASH_ATTENTION: Final = {"on": FlashAttention.ENABLED, "off": FlashAttention.DISABLED, "auto": FlashAttention.AUTO}
+#: values of -sm
+SPLIT_MODES: Final = ("none", "layer")
+_FEW_THREADS: Final = 4
+
+
+def default_threads() -> int:
+    """Number of threads that llama.cpp would choose: all of up to four cores, half of more."""
+    affinity = getattr(os, "sched_getaffinity", None)
+    count = len(affinity(0)) if affinity else os.cpu_count() or _FEW_THREADS
+    return count if count <= _FEW_THREADS else count // 2
+
+
+@dataclass(frozen=True, slots=True)
+class LlamaOptions:
+    """What to load, where, and how to run it; defaults are llama.cpp's unless noted.
+
+    Attributes:
+        model: GGUF file, or the first of a split model.
+        rpc: addresses of workers, ours or stock.
+        devices: names of devices to use, in this order; None: those of the workers, then local GPUs; empty: CPU only.
+        n_gpu_layers: layers that leave the CPU, from the last one on, the output counted as one; below zero all.
+        split_mode: "layer" over all devices, "none" for `main_gpu` alone.
+        tensor_split: share of each device; None is by free memory.
+        tensor_overrides: rules `regex=device` on tensor names.
+        n_ctx: tokens of context, 0 is what the model was trained with (llama.cpp's default; 4096 is ours).
+        threads: CPU threads here; None by the machine. `threads_batch`: for prompts; None is `threads`.
+        flash_attn: "on", "off" or "auto".
+        type_k: type of cached keys; `type_v` of cached values.
+        repack: let the local CPU keep weights in faster layouts, which round differently from a worker's.
+        mmap: map the file instead of reading it.
+        swa_full: keep all of the cache of sliding-window layers, so that a conversation can go on without
+            decoding all of it again.
+        ggml: native library; None is the default one.
+        stock_timeout_s: seconds to wait for a stock server.
+    """
+
+    model: Path | str
+    rpc: Sequence[str] = ()
+    devices: Sequence[str] | None = None
+    n_gpu_layers: int = -1
+    split_mode: str = "layer"
+    main_gpu: int = 0
+    tensor_split: Sequence[float] | None = None
+    tensor_overrides: Sequence[str] = ()
+    n_ctx: int = 4096
+    n_batch: int = 2048
+    n_ubatch: int = 512
+    threads: int | None = None
+    threads_batch: int | None = None
+    flash_attn: str = "auto"
+    type_k: str = "f16"
+    type_v: str = "f16"
+    repack: bool = True
+    mmap: bool = True
+    swa_full: bool = False
+    ggml: Path | str | None = None
+    stock_timeout_s: float = 300.0
+
+    @property
+    def path(self) -> Path:
+        """The model file."""
+        return Path(self.model).expanduser()
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            UsageError: a value out of range or unknown.
+        """
+        if self.split_mode not in SPLIT_MODES:
+            raise UsageError(f"the split mode must be one of {', '.join(SPLIT_MODES)}, not {self.split_mode}")
+        if self.flash_attn not in FLASH_ATTENTION:
+            raise UsageError(f"flash attention must be one of {', '.join(FLASH_ATTENTION)}, not {self.flash_attn}")
+        for name in ("type_k", "type_v"):
+            if getattr(self, name) not in CACHE_TYPES:
+                raise UsageError(f"{getattr(self, name)} is no type for a KV cache: choose {', '.join(CACHE_TYPES)}")
+        if self.n_ctx < 0 or self.n_batch < 1 or self.n_ubatch < 1:
+            raise UsageError("context and batch sizes must be above zero")

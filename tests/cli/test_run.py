@@ -145,3 +145,13 @@ def test_pull(capsys, monkeypatch, tmp_path):
     assert "Apache-2.0" in err
     assert "--offline" in err
     assert "there are smollm2" in run(capsys, "pull", "x", code=2)[1]
+
+
+@pytest.mark.parametrize("rpc", ["", ",", "127.0.0.1:1,", ",127.0.0.1:1", " "])
+@pytest.mark.parametrize("verb", ["run", "devices"])
+def test_an_empty_address_is_no_local_run(capsys, base, verb, rpc):
+    words = ("-m", base, "-p", "hi") if verb == "run" else ()
+    out, err = run(capsys, verb, *words, "--rpc", rpc, code=2)
+    assert out == ""
+    assert "empty address" in err
+    assert err.count("\n") == 1

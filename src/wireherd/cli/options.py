@@ -32,7 +32,7 @@ def add_library(parser: argparse.ArgumentParser) -> None:
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Add the flags that name workers."""
     group = parser.add_argument_group("workers")
-    group.add_argument("--rpc", default="", metavar="HOST:PORT,...", help="workers, ours or stock RPC servers")
+    group.add_argument("--rpc", default=None, metavar="HOST:PORT,...", help="workers, ours or stock RPC servers")
     group.add_argument(
         "--stock-timeout", type=_seconds, default=300.0, metavar="S",
         help="seconds to wait for an answer of a stock RPC server, which cannot say that it lives (default 300)",
@@ -139,8 +139,17 @@ def _seconds(text: str) -> float:
 
 
 def endpoints(args: argparse.Namespace) -> tuple[str, ...]:
-    """Addresses given by `--rpc`, in order."""
-    return tuple(word.strip() for word in str(args.rpc).split(",") if word.strip())
+    """Addresses given by `--rpc`, in order; none without the flag.
+
+    Raises:
+        UsageError: an address is empty, such as between two commas: running locally instead would hide it.
+    """
+    if args.rpc is None:
+        return ()
+    words = tuple(word.strip() for word in str(args.rpc).split(","))
+    if not all(words):
+        raise UsageError(f"--rpc {args.rpc!r} has an empty address: give host:port,host:port")
+    return words
 
 
 def model_path(args: argparse.Namespace, progress: Progress) -> Path:

@@ -6,7 +6,7 @@ Both ends decide from the same stream of commands, so no message is ever needed 
     before 3.5   nothing is kept
     3.5 to 7     the last graph of each device, by its uid
     8.0          every uid at first sight, 1,024 a device; a full map is emptied before the next one goes in
-    our own      the same, 4,096 a device
+    our own      the last 1,024 that were sent whole
 
 Freeing a buffer drops the graphs that touch it on our worker, all of them on a stock server. A stock 8.0 client is not
 aware of that; ours is.
@@ -21,10 +21,8 @@ if TYPE_CHECKING:
 
     from wireherd.protocol.dialect import Dialect
 
-#: `GRAPH_CACHE_MAX` of stock 8.0, which both ends must agree on
-STOCK_CAPACITY: Final = 1024
-#: the same of our own worker
-HERD_CAPACITY: Final = 4096
+#: `GRAPH_CACHE_MAX` of stock 8.0, which both ends must agree on; our worker keeps as many
+CAPACITY: Final = 1024
 
 
 class GraphStore(Protocol):
@@ -77,44 +75,64 @@ class LastGraph:
 
 
 class GraphSet:
-    """Every uid since the last time the set was full."""
+    """Every uid since the last time the set was full: the rule of stock 8.0."""
 
-    def __init__(self, capacity: int, *, by_buffer: bool) -> None:
-        """Start empty; `by_buffer`: a freed buffer drops the graphs that touch it, otherwise all."""
+    def __init__(self, capacity: int = CAPACITY) -> None:
         self._capacity = capacity
-        self._by_buffer = by_buffer
-        self._touched: dict[int, frozenset[int]] = {}
+        self._uids: set[int] = set()
 
-    def __len__(self) -> int:
-        return len(self._touched)
+    def holds(self, uid: int) -> bool:
+        """Whether `uid` is among them."""
+        return uid in self._uids
+
+    def sent(self, uid: int, touched: Iterable[int]) -> None:
+        """Add it; a full set is emptied first, as the server does at the same command."""
+        del touched
+        if not uid:
+            return
+        if len(self._uids) >= self._capacity:
+            self._uids.clear()
+        self._uids.add(uid)
+
+    def freed(self, handle: int) -> None:
+        """Drop all."""
+        del handle
+        self._uids.clear()
+
+
+class GraphQueue:
+    """The uids last sent whole: the rule of our own worker."""
+
+    def __init__(self, capacity: int = CAPACITY) -> None:
+        self._capacity = capacity
+        #: uid → handles of the buffers it touches, oldest first
+        self._touched: dict[int, frozenset[int]] = {}
 
     def holds(self, uid: int) -> bool:
         """Whether `uid` is among them."""
         return uid in self._touched
 
     def sent(self, uid: int, touched: Iterable[int]) -> None:
-        """Add it; a full set is emptied first, as the worker does at the same command."""
+        """Add it as the newest; the oldest goes if there are too many."""
         if not uid:
             return
-        if uid not in self._touched and len(self._touched) >= self._capacity:
-            self._touched.clear()
+        self._touched.pop(uid, None)
+        if len(self._touched) >= self._capacity:
+            del self._touched[next(iter(self._touched))]
         self._touched[uid] = frozenset(touched)
 
     def freed(self, handle: int) -> None:
-        """Drop those that touch the buffer, or all."""
-        if self._by_buffer:
-            self._touched = {uid: touched for uid, touched in self._touched.items() if handle not in touched}
-        else:
-            self._touched.clear()
+        """Drop those that touch the buffer."""
+        self._touched = {uid: touched for uid, touched in self._touched.items() if handle not in touched}
 
 
 def store_for(dialect: Dialect) -> GraphStore:
     """Give an empty store with the rules of a dialect."""
     if dialect.herd:
-        return GraphSet(HERD_CAPACITY, by_buffer=True)
+        return GraphQueue()
     line = dialect.version.line
     if line < (3, 5):
         return NoGraphs()
     if line < (8, 0):
         return LastGraph()
-    return GraphSet(STOCK_CAPACITY, by_buffer=False)
+    return GraphSet()

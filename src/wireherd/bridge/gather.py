@@ -57,8 +57,8 @@ class Handles:
 
     def __init__(self) -> None:
         self._known: dict[int, int] = {}
-        self._local = np.zeros(0, np.uint64)
-        self._remote = np.zeros(0, np.uint64)
+        #: the same as arrays, sorted by address; one tuple, so that no thread sees half of a change
+        self._sorted = (np.zeros(0, np.uint64), np.zeros(0, np.uint64))
 
     def __len__(self) -> int:
         return len(self._known)
@@ -79,16 +79,19 @@ class Handles:
 
     def look_up(self, buffers: NDArray[np.uint64]) -> NDArray[np.uint64]:
         """The handles of many buffers at once, 0 where the peer does not own one."""
-        if not self._known:
+        local, remote = self._sorted
+        if not len(local):
             return np.zeros(len(buffers), np.uint64)
-        at = np.searchsorted(self._local, buffers)
-        np.minimum(at, len(self._local) - 1, out=at)
-        return np.where(self._local[at] == buffers, self._remote[at], np.uint64(0))
+        at = np.searchsorted(local, buffers)
+        np.minimum(at, len(local) - 1, out=at)
+        return np.where(local[at] == buffers, remote[at], np.uint64(0))
 
     def _sort(self) -> None:
         pairs = sorted(self._known.items())
-        self._local = np.array([local for local, _ in pairs], np.uint64)
-        self._remote = np.array([remote for _, remote in pairs], np.uint64)
+        self._sorted = (
+            np.array([local for local, _ in pairs], np.uint64),
+            np.array([remote for _, remote in pairs], np.uint64),
+        )
 
 
 def gather(graph: int) -> Snapshot:
@@ -134,9 +137,11 @@ def shape_key(raw: bytes) -> bytes:
 def _nodes_and_sources(nodes: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
     rows = memory.gather(nodes)
     links = rows.view(np.uint64).reshape(len(nodes), _WORDS)[:, _LINKS]
-    leafs = np.setdiff1d(links, nodes)
-    if len(leafs) and leafs[0] == 0:
-        leafs = leafs[1:]
+    known = np.sort(nodes)
+    # most of the eleven links of a node are 0: without them there is four times less to sort
+    linked = np.unique(links[links != 0])
+    at = np.minimum(np.searchsorted(known, linked), len(known) - 1)
+    leafs = linked[known[at] != linked]
     if len(leafs):
         sources = memory.gather(leafs)
         sources["op"] = 0

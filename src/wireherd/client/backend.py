@@ -16,7 +16,6 @@ from wireherd.ggml import memory, vtable
 from wireherd.ggml.enums import Status
 from wireherd.ggml.structs import GraphOffset
 from wireherd.protocol.messages_graph import GraphComputeRequest, GraphRecomputeRequest
-from wireherd.protocol.messages_stock import SetTensorRequest
 
 if TYPE_CHECKING:
     from wireherd.client.endpoint import Endpoint
@@ -69,10 +68,8 @@ class RemoteBackends:
 
     def set_tensor_async(self, _backend: int, tensor: int, data: int, offset: int, size: int) -> None:
         """Write to a tensor; the data is copied before this returns."""
-        endpoint = self._endpoint
-        if endpoint.failure is None:
-            message = SetTensorRequest(endpoint.records.record(tensor), 0, offset)
-            endpoint.post(message, memory.view(data, size, readonly=True))
+        if self._endpoint.failure is None:
+            self._endpoint.write(tensor, data, offset, size)
 
     def get_tensor_async(self, backend: int, tensor: int, data: int, offset: int, size: int) -> None:
         """Ask for part of a tensor; it is at `data` after `synchronize`. Zeros after a failure."""

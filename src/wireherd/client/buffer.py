@@ -119,10 +119,8 @@ class RemoteBuffers:
 
     def set_tensor(self, _buffer: int, tensor: int, data: int, offset: int, size: int) -> None:
         """Write to a tensor; waits for nothing."""
-        endpoint = self._endpoint
-        if endpoint.failure is None:
-            message = SetTensorRequest(endpoint.records.record(tensor), 0, offset)
-            endpoint.post(message, memory.view(data, size, readonly=True))
+        if self._endpoint.failure is None:
+            self._endpoint.write(tensor, data, offset, size)
 
     def get_tensor(self, _buffer: int, tensor: int, data: int, offset: int, size: int) -> None:
         """Read from a tensor, now; zeros after a failure."""

@@ -7,6 +7,7 @@ session (no memory) is kept beside it and forgotten when a graph runs again.
 
 from __future__ import annotations
 
+import threading
 import time
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
@@ -46,6 +47,7 @@ from wireherd.protocol.messages_stock import (
     GetMaxSizeRequest,
     GetMaxSizeResponse,
     GetTensorRequest,
+    SetTensorRequest,
 )
 from wireherd.protocol.numbering import Numbering, stock_numbering
 
@@ -65,6 +67,8 @@ _Response = TypeVar("_Response")
 #: more devices than any machine has; a larger count is a broken server
 MAX_DEVICES = 64
 MAX_ALIGNMENT = 1 << 20
+#: messages of writes to whole tensors remembered
+MAX_SETS = 1024
 #: landing places kept for the next token: the logits of one or a few rows, and few sizes of them
 KEEP_LANDING = 16 << 20
 MAX_LANDINGS = 8
@@ -104,6 +108,8 @@ class Endpoint:
 
     def __init__(self, session: ClientSession, ours: Numbering, theirs: Numbering) -> None:
         self.session = session
+        self._post = session.post
+        self._sets: dict[bytes, SetTensorRequest] = {}
         #: as the user spelled it
         self.name = session.endpoint
         self.dialect: Dialect = session.dialect
@@ -124,6 +130,7 @@ class Endpoint:
         self.interrupted: BaseException | None = None
         #: gets that were sent and not waited for
         self._awaited: list[_Awaited] = []
+        self._lock = threading.RLock()  # contexts may decode on threads of their own, and share the list above
         #: landing places to be used again, by size
         self._landings: dict[int, bytearray] = {}
 
@@ -201,9 +208,10 @@ class Endpoint:
             self.failed_at = time.monotonic()
             self.failure = self._as_worker_error(error)
             log.debug("%s", self.failure, exc_info=error)
-        awaited, self._awaited = self._awaited, []
-        for landing, address, _ in awaited:
-            memory.fill(address, 0, len(landing))
+        with self._lock:
+            awaited, self._awaited = self._awaited, []
+            for landing, address, _ in awaited:
+                memory.fill(address, 0, len(landing))
 
     def _as_worker_error(self, error: BaseException) -> WorkerError:
         if isinstance(error, WorkerError):
@@ -224,9 +232,24 @@ class Endpoint:
         log.debug("worker %s: %s: %r", self.name, slot, error)
         self.fail(error)
 
+    def write(self, tensor: int, data: int, offset: int, size: int) -> None:
+        """Write `size` bytes at `data` to the tensor at that address, `offset` bytes from its start.
+
+        This runs a dozen times a token, so the whole message is remembered where it says the same again.
+        """
+        record = self.records.record(tensor)
+        message = self._sets.get(record) if offset == 0 else None
+        if message is None:
+            message = SetTensorRequest(record, 0, offset)
+            if offset == 0:
+                if len(self._sets) >= MAX_SETS:
+                    self._sets.clear()
+                self._sets[record] = message
+        self._post(message, memory.view(data, size, readonly=True))
+
     def post(self, message: Message, bulk: Any = None, *, flush: bool = False) -> None:
         """Send a command that nobody waits for; an empty answer, where the dialect has one, is taken later."""
-        self.session.post(message, bulk, flush=flush)
+        self._post(message, bulk, flush=flush)
 
     def call(self, message: Message, expected: type[_Response]) -> _Response:
         """Send a command and wait for its answer."""
@@ -245,26 +268,30 @@ class Endpoint:
         They land in memory of our own first: libllama frees its output buffer before it frees the backends, and an
         answer that comes after that must not be written to it.
         """
-        landing = self._landings.pop(size, None) or bytearray(size)
-        self._awaited.append(_Awaited(landing, address, backend))
-        self.session.request(GetTensorRequest(record, offset, size), into=landing)
+        with self._lock:
+            landing = self._landings.pop(size, None) or bytearray(size)
+            self._awaited.append(_Awaited(landing, address, backend))
+            self.session.request(GetTensorRequest(record, offset, size), into=landing)
 
     def synchronize(self) -> None:
         """Wait for the gets that are outstanding, for nothing else: the stream is ordered and copied its data."""
-        if not self._awaited:
-            return
-        self.session.drain()
-        awaited, self._awaited = self._awaited, []
-        for landing, address, _ in awaited:
-            memory.view(address, len(landing))[:] = landing
-            if len(landing) <= KEEP_LANDING:
-                self._landings[len(landing)] = landing
-        if len(self._landings) > MAX_LANDINGS:
-            self._landings.clear()
+        with self._lock:
+            awaited = self._awaited
+            if not awaited:
+                return
+            self.session.drain()
+            self._awaited = []
+            for landing, address, _ in awaited:
+                memory.view(address, len(landing))[:] = landing
+                if len(landing) <= KEEP_LANDING:
+                    self._landings[len(landing)] = landing
+            if len(self._landings) > MAX_LANDINGS:
+                self._landings.clear()
 
     def abandon(self, backend: int) -> None:
         """A backend goes, and the memory that its outstanding gets were for may be gone: their answers go nowhere."""
-        self._awaited = [each for each in self._awaited if each.backend != backend]
+        with self._lock:
+            self._awaited = [each for each in self._awaited if each.backend != backend]
 
     def copy(self, source: int, destination: int, *, wait: bool) -> bool:
         """Copy one tensor (address of its struct) to another, both on this worker; false if it cannot be done there.
@@ -338,7 +365,11 @@ class Endpoint:
         """End the session; buffers that still exist are freed without a word."""
         if self.failure is None:
             self.failure = WorkerLost(self.name, "the cluster was closed")
-        self._awaited.clear()
+        with self._lock:
+            self._awaited.clear()
+            self._landings.clear()
+        self.records.forget()
+        self._sets.clear()
         self.session.close()
 
 

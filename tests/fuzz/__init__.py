@@ -1,0 +1,1 @@
+"""Hostile input: a fuzzer for live workers, as a script and as part of the tests."""

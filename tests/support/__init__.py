@@ -1,0 +1,1 @@
+"""What several test rooms share: worker processes, the command line, models, stock peers, leak checks."""

@@ -6,7 +6,7 @@ import random
 
 import pytest
 
-from wireherd.client.graphs import CAPACITY, GraphQueue, GraphSet, LastGraph, NoGraphs, store_for
+from wireherd.client.graphs import CAPACITY, HERD_CAPACITY, GraphQueue, GraphSet, LastGraph, NoGraphs, store_for
 from wireherd.protocol.dialect import dialect_for
 from wireherd.protocol.version import Version
 from wireherd.worker import graphs as worker_graphs
@@ -14,6 +14,7 @@ from wireherd.worker import graphs as worker_graphs
 
 def test_capacities_are_the_workers() -> None:
     assert CAPACITY == worker_graphs.KEPT
+    assert HERD_CAPACITY == worker_graphs.KEPT_HERD
 
 
 @pytest.mark.parametrize(

@@ -16,7 +16,6 @@ from wireherd.protocol.messages_graph import GraphComputeRequest, GraphRecompute
 from wireherd.protocol.messages_stock import FreeBufferRequest
 from wireherd.protocol.table import Opcode
 from wireherd.protocol.version import Version
-from wireherd.worker import graphs
 from wireherd.worker.dispatch import Dispatcher
 from wireherd.worker.settings import WorkerSettings
 
@@ -119,7 +118,7 @@ def test_what_is_not_kept_cannot_run_again(worker, build):
 
 
 def test_the_last_graphs_are_kept(worker, build, monkeypatch):
-    monkeypatch.setattr(graphs, "KEPT", 4)
+    monkeypatch.setattr(worker.state.graphs, "_capacity", 4)
     wire, *_ = addition(worker, build)
     for uid in range(1, 8):
         run(worker, wire, uid)
@@ -335,7 +334,7 @@ def test_graphs_stay_on_their_device(build):
 
 
 def test_small_graphs_without_a_uid_are_built_once(worker, build, monkeypatch):
-    monkeypatch.setattr(graphs, "KEPT", 3)
+    monkeypatch.setattr(worker.state.graphs, "_capacity", 3)
     wire, a, _, out = addition(worker, build)
     run(worker, wire)
     first = next(iter(worker.state.graphs._small.values()))

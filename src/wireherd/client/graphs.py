@@ -6,7 +6,7 @@ Both ends decide from the same stream of commands, so no message is ever needed 
     before 3.5   nothing is kept
     3.5 to 7     the last graph of each device, by its uid
     8.0          every uid at first sight, 1,024 a device; a full map is emptied before the next one goes in
-    our own      the last 1,024 that were sent whole
+    our own      the last 256 that were sent whole
 
 Freeing a buffer drops the graphs that touch it on our worker, all of them on a stock server. A stock 8.0 client is not
 aware of that; ours is.
@@ -21,8 +21,10 @@ if TYPE_CHECKING:
 
     from wireherd.protocol.dialect import Dialect
 
-#: `GRAPH_CACHE_MAX` of stock 8.0, which both ends must agree on; our worker keeps as many
+#: `GRAPH_CACHE_MAX` of stock 8.0, which both ends must agree on
 CAPACITY: Final = 1024
+#: what our worker keeps, which both ends must agree on too
+HERD_CAPACITY: Final = 256
 
 
 class GraphStore(Protocol):
@@ -103,7 +105,7 @@ class GraphSet:
 class GraphQueue:
     """The uids last sent whole: the rule of our own worker."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = HERD_CAPACITY) -> None:
         self._capacity = capacity
         #: uid → handles of the buffers it touches, oldest first
         self._touched: dict[int, frozenset[int]] = {}

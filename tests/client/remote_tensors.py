@@ -79,10 +79,15 @@ class Bench:
         ASYNC(self.lib)(self.backend, tensor, memory.address_of(out), 0, out.nbytes)
         return out
 
+    def close_buffer(self) -> None:
+        if self.buffer:
+            self.c.ggml_backend_buffer_free(self.buffer)
+        self.buffer = 0
+
     def close(self) -> None:
         if self.backend:
             self.c.ggml_backend_free(self.backend)
-        self.c.ggml_backend_buffer_free(self.buffer)
+        self.close_buffer()
         self.c.ggml_free(self.context)
         self.backend = 0
 

@@ -87,10 +87,9 @@ class RemoteBackends:
         """Copy between tensors of this worker; false if one lies elsewhere, and ggml reads and writes instead."""
         return self._endpoint.copy(source, destination, wait=False)
 
-    def synchronize(self, _backend: int) -> None:
-        """Wait for outstanding gets."""
-        if self._endpoint.failure is None:
-            self._endpoint.synchronize()
+    def synchronize(self, backend: int) -> None:
+        """Wait for this backend's outstanding gets."""
+        self._endpoint.synchronize(backend)
 
     def graph_compute(self, _backend: int, graph: int) -> int:
         """Run a graph; success means that it is on its way."""
@@ -99,10 +98,11 @@ class RemoteBackends:
             return _FAILED
         endpoint.refusal = None  # whatever was refused, libllama found a way without it
         uid = memory.read_u64(graph + GraphOffset.UID)
-        if self._graphs.holds(uid):
-            endpoint.post(self._recompute(uid), flush=True)
-        else:
-            self._send(graph, uid)
+        with endpoint.lock:  # what the worker holds follows from the order of what is sent
+            if self._graphs.holds(uid):
+                endpoint.post(self._recompute(uid), flush=True)
+            else:
+                self._send(graph, uid)
         return _OK
 
     def _recompute(self, uid: int) -> GraphRecomputeRequest:

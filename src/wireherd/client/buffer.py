@@ -96,9 +96,10 @@ class RemoteBuffers:
         if gone is None:
             return
         endpoint = self._endpoint
-        endpoint.drop_buffer(buffer, gone.handle)
-        if endpoint.alive:
-            endpoint.post(FreeBufferRequest(gone.handle), flush=True)
+        with endpoint.lock:  # no graph may go out between what is forgotten here and the command
+            endpoint.drop_buffer(buffer, gone.handle)
+            if endpoint.alive:
+                endpoint.post(FreeBufferRequest(gone.handle), flush=True)
 
     def get_base(self, buffer: int) -> int:
         """Where the buffer begins, in the worker's address space."""

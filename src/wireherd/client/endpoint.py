@@ -130,7 +130,9 @@ class Endpoint:
         self.interrupted: BaseException | None = None
         #: gets that were sent and not waited for
         self._awaited: list[_Awaited] = []
-        self._lock = threading.RLock()  # contexts may decode on threads of their own, and share the list above
+        #: contexts may decode on threads of their own. It guards the list above, and is held wherever what is sent
+        #: follows from what was sent before
+        self.lock = threading.RLock()
         #: landing places to be used again, by size
         self._landings: dict[int, bytearray] = {}
 
@@ -201,17 +203,13 @@ class Endpoint:
         return self.failure is None
 
     def fail(self, error: BaseException) -> None:
-        """Keep the first failure. Gets that are outstanding give zeros: their memory is still the caller's promise."""
+        """Keep the first failure. Gets that are outstanding give zeros, once their backends are synchronised."""
         if not isinstance(error, Exception) and self.interrupted is None:
             self.interrupted = error
         if self.failure is None:
             self.failed_at = time.monotonic()
             self.failure = self._as_worker_error(error)
             log.debug("%s", self.failure, exc_info=error)
-        with self._lock:
-            awaited, self._awaited = self._awaited, []
-            for landing, address, _ in awaited:
-                memory.fill(address, 0, len(landing))
 
     def _as_worker_error(self, error: BaseException) -> WorkerError:
         if isinstance(error, WorkerError):
@@ -265,23 +263,30 @@ class Endpoint:
     def read_later(self, record: bytes, offset: int, address: int, size: int, backend: int) -> None:
         """Ask for a tensor's bytes for a backend; they stand at `address` after `synchronize`.
 
-        They land in memory of our own first: libllama frees its output buffer before it frees the backends, and an
-        answer that comes after that must not be written to it.
+        They land in memory of our own first: libllama frees its output buffer before it frees the backends, and
+        nothing may be written to it after that. Only within `synchronize` for that backend is it sure to be there.
         """
-        with self._lock:
+        with self.lock:
             landing = self._landings.pop(size, None) or bytearray(size)
             self._awaited.append(_Awaited(landing, address, backend))
             self.session.request(GetTensorRequest(record, offset, size), into=landing)
 
-    def synchronize(self) -> None:
-        """Wait for the gets that are outstanding, for nothing else: the stream is ordered and copied its data."""
-        with self._lock:
-            awaited = self._awaited
-            if not awaited:
+    def synchronize(self, backend: int) -> None:
+        """Wait for the gets that a backend has outstanding, for nothing else; after a failure they give zeros."""
+        if not self._awaited:
+            return
+        with self.lock:
+            mine = [each for each in self._awaited if each.backend == backend]
+            if not mine:
                 return
-            self.session.drain()
-            self._awaited = []
-            for landing, address, _ in awaited:
+            self._awaited = [each for each in self._awaited if each.backend != backend]
+            try:
+                self.session.drain()
+            except BaseException:
+                for landing, address, _ in mine:
+                    memory.fill(address, 0, len(landing))
+                raise
+            for landing, address, _ in mine:
                 memory.view(address, len(landing))[:] = landing
                 if len(landing) <= KEEP_LANDING:
                     self._landings[len(landing)] = landing
@@ -290,7 +295,7 @@ class Endpoint:
 
     def abandon(self, backend: int) -> None:
         """A backend goes, and the memory that its outstanding gets were for may be gone: their answers go nowhere."""
-        with self._lock:
+        with self.lock:
             self._awaited = [each for each in self._awaited if each.backend != backend]
 
     def copy(self, source: int, destination: int, *, wait: bool) -> bool:
@@ -365,7 +370,7 @@ class Endpoint:
         """End the session; buffers that still exist are freed without a word."""
         if self.failure is None:
             self.failure = WorkerLost(self.name, "the cluster was closed")
-        with self._lock:
+        with self.lock:
             self._awaited.clear()
             self._landings.clear()
         self.records.forget()

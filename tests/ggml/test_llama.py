@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import ctypes
 import threading
 import time
 
@@ -324,6 +325,21 @@ def test_model_options(installed, tiny_path):
         assert found == (tokens or found)
         tokens = found
         model.close()
+
+
+def test_what_the_parameters_point_at_lives_as_long_as_the_model(installed, tiny_path, monkeypatch):
+    """libllama keeps a copy of the struct (`llama_model::params`), and with it the pointers."""
+    seen = []
+    load = installed.c.llama_model_load_from_file
+    monkeypatch.setattr(
+        installed.c, "llama_model_load_from_file", lambda *given: (seen.append(given[1]), load(*given))[1]
+    )
+    model = Model(installed, tiny_path, ModelOptions(devices=[], tensor_split=[1.0, 3.0]))
+    kind = ctypes.c_float * installed.c.llama_max_devices()
+    others = [kind(*[9.0] * len(kind())) for _ in range(64)]  # would take the place of what was let go
+    assert list(kind.from_address(seen[0].tensor_split))[:3] == [1.0, 3.0, 0.0]
+    del others
+    model.close()
 
 
 def test_a_tensor_split_with_too_many_parts(installed, tiny_path):

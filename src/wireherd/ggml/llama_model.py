@@ -136,12 +136,14 @@ class Model:
         self.path = str(path)
         #: address of the `llama_model`; 0 once closed
         self.ptr = 0
+        #: what the parameters point at: libllama copies the struct and looks at some of it later
+        self._kept: list[object] = []
         self._load(options or ModelOptions())
         self.vocab = Vocab(lib, self._c.llama_model_get_vocab(self.ptr))
 
     def _load(self, options: ModelOptions) -> None:
         params = self._c.llama_model_default_params()
-        kept: list[object] = []
+        kept = self._kept
         if options.devices is not None:
             devices = (ctypes.c_size_t * (len(options.devices) + 1))(*options.devices, 0)
             kept.append(devices)
@@ -176,7 +178,6 @@ class Model:
             params.progress_callback = address(callback)
         self.lib.log.errors()
         self.ptr = self._c.llama_model_load_from_file(self.path.encode(), params)
-        del kept
         if raised:
             self.close()
             raise raised[0]
@@ -259,6 +260,7 @@ class Model:
         if self.ptr:
             self._c.llama_model_free(self.ptr)
             self.ptr = 0
+        self._kept.clear()
 
 
 def _progress_callback(progress: Callable[[float], bool], raised: list[BaseException]) -> Any:

@@ -54,20 +54,24 @@ def integer_setting(variable: str, default: int, *, least: int = 0) -> int:
     return value
 
 
-def cache_dir(*parts: str) -> Path:
+def cache_dir(*parts: str, variable: str = CACHE_VARIABLE) -> Path:
     """Folder for what can be fetched again; `parts` name a folder in it, which is made if it is not there.
+
+    Args:
+        parts: names of folders, one in the other.
+        variable: the environment variable that may say where the outermost one lies.
 
     Raises:
         UsageError: the folder cannot be made.
     """
-    root = setting(CACHE_VARIABLE)
+    root = setting(variable)
     base = Path(root).expanduser() if root else platformdirs.user_cache_path("wireherd", appauthor=False)
     folder = base.joinpath(*parts)
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         reason = error.strerror or str(error)
-        raise UsageError(f"the cache folder {folder} cannot be made ({reason}): set {CACHE_VARIABLE}") from error
+        raise UsageError(f"the cache folder {folder} cannot be made ({reason}): set {variable}") from error
     return folder
 
 

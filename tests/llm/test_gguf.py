@@ -1,6 +1,7 @@
 """The header reader agrees with gguf's own, and no damage gets past it as anything but one sentence."""
 
 import contextlib
+import struct
 
 import gguf as reference
 import pytest
@@ -69,6 +70,28 @@ def test_wrong_files(tmp_path, content, words):
         gguf.read_header(path)
 
 
+@pytest.mark.parametrize(("kind", "layout", "layers"), [(4, "<I", 0xFFFFFFFF), (5, "<i", -1)])
+def test_a_senseless_number_of_layers(tiny_path, tmp_path, kind, layout, layers):
+    """Whoever plans by it would take memory for as many."""
+    path = _with_layers(tiny_path, tmp_path, kind, layout, layers)
+    with pytest.raises(ModelError, match=f"damaged .* {layers} layers"):
+        gguf.read_header(path)
+
+
+def test_a_number_of_layers_that_is_no_whole_number(tiny_path, tmp_path):
+    assert gguf.read_header(_with_layers(tiny_path, tmp_path, 6, "<f", float("inf"))).n_layer == 0
+
+
+def _with_layers(original, folder, kind, layout, layers):
+    raw = bytearray(original.read_bytes())
+    key = b"llama.block_count"
+    at = raw.index(key) + len(key)
+    raw[at : at + 8] = struct.pack("<I", kind) + struct.pack(layout, layers)
+    path = folder / "layers.gguf"
+    path.write_bytes(raw)
+    return path
+
+
 def test_no_file(tmp_path):
     with pytest.raises(UsageError, match="no model file"):
         gguf.check_file(tmp_path / "x.gguf")
@@ -80,7 +103,8 @@ def test_parts_of_a_split_model(tmp_path):
     paths = [tmp_path / f"m-{number:05}-of-00003.gguf" for number in (1, 2, 3)]
     for path in paths[:2]:
         path.write_bytes(b"GGUF")
-    assert gguf.split_paths(tmp_path / "plain.gguf") == [tmp_path / "plain.gguf"]
+    for alone in (tmp_path / "plain.gguf", tmp_path / "m-00001-of-00000.gguf"):
+        assert gguf.split_paths(alone) == [alone]
     with pytest.raises(ModelError, match=r"split over 3 files and .*00003-of-00003\.gguf is missing"):
         gguf.split_paths(paths[0])
     paths[2].write_bytes(b"GGUF")

@@ -148,6 +148,27 @@ def test_what_is_not_there(servers):
         hub.pull("me/tiny:Q2_K")
 
 
+def test_a_model_of_no_parts_is_one_file(servers, monkeypatch):
+    monkeypatch.setitem(FILES, "big/none-Q3_K-00001-of-00000.gguf", b"GGUF odd")
+    assert hub.pull("me/tiny:Q3_K").read_bytes() == b"GGUF odd"
+
+
+def test_a_cache_folder_that_cannot_be_made(monkeypatch, tmp_path):
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("LLAMA_CACHE", str(tmp_path / "file"))
+    with pytest.raises(UsageError, match="LLAMA_CACHE"):
+        hub.pull("me/tiny", offline=True)
+
+
+@pytest.mark.parametrize("address", ["http://me:secret@[x", "http://127.0.0.1:port", "ftp://h"])
+def test_an_endpoint_that_is_no_address(monkeypatch, tmp_path, address):
+    monkeypatch.setenv("WIREHERD_CACHE", str(tmp_path))
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    with pytest.raises(ModelError, match="cannot fetch") as caught:
+        hub.pull("me/tiny")
+    assert "secret" not in str(caught.value)
+
+
 @pytest.mark.parametrize("spec", ["tiny", "a/b/c", "../etc:x", "me/..", "me/ti ny", ""])
 def test_nonsense(spec):
     with pytest.raises(UsageError, match="user/repo"):

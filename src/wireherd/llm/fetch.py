@@ -54,7 +54,10 @@ def silent(_what: str, _done: int, _total: int) -> None:
 
 def _request(url: str, headers: Mapping[str, str], token: str | None = None) -> urllib.request.Request:
     """Build a request; credentials written into the URL, and `token`, never follow a redirect to another server."""
-    parts = urllib.parse.urlsplit(url)
+    try:
+        parts = urllib.parse.urlsplit(url)
+    except ValueError as error:
+        raise ModelError(f"cannot fetch {url.rpartition('@')[2]}: {error}") from error
     if parts.scheme not in {"http", "https"}:
         raise ModelError(f"cannot fetch {url}: only http and https addresses are fetched")
     authorization = f"Bearer {token}" if token else ""

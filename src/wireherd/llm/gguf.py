@@ -26,9 +26,11 @@ _VERSIONS: Final = (2, 3)
 _STRING: Final = 8
 _ARRAY: Final = 9
 _SCALARS: Final = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
-_SPLIT: Final = re.compile(r"^(.*)-(\d{5})-of-(\d{5})\.gguf$")
+_SPLIT: Final = re.compile(r"^(.*)-(\d{5})-of-(?!0{5})(\d{5})\.gguf$")
 _LAYER: Final = re.compile(r"^blk\.(\d+)\.")
 _MAX_DIMENSIONS: Final = 4
+#: far above what llama.cpp itself takes (`LLAMA_MAX_LAYERS`)
+_MAX_LAYERS: Final = 4096
 
 
 #: (elements a block, bytes a block) by type number, i8 each; see `ggml.library.Library.type_sizes`
@@ -65,7 +67,7 @@ class GgufHeader:
     def n_layer(self) -> int:
         """Number of layers (blocks); 0 if the file does not say."""
         value = self.meta.get(f"{self.meta.get('general.architecture', '')}.block_count", 0)
-        return int(value) if isinstance(value, (int, float)) else 0
+        return value if isinstance(value, int) else 0
 
 
 class _Reader:
@@ -197,7 +199,10 @@ def read_header(path: Path) -> GgufHeader:
         if not isinstance(alignment, int) or alignment <= 0:
             raise ModelError(f"{path} is a damaged GGUF file: its alignment is {alignment!r}")
         start = -(-reader.at // alignment) * alignment
-    return GgufHeader(path, version, meta, tensors, start)
+    header = GgufHeader(path, version, meta, tensors, start)
+    if not 0 <= header.n_layer <= _MAX_LAYERS:
+        raise ModelError(f"{path} is a damaged GGUF file: it says that it has {header.n_layer} layers")
+    return header
 
 
 def _tensor(reader: _Reader) -> GgufTensor:

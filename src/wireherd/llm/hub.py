@@ -28,8 +28,9 @@ if TYPE_CHECKING:
     from collections.abc import Mapping
 
 _ENDPOINT: Final = "https://huggingface.co"
+_CACHE_VARIABLE: Final = "LLAMA_CACHE"
 _REPOSITORY: Final = re.compile(r"[\w.-]+/[\w.-]+")
-_SPLIT: Final = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$", re.IGNORECASE)
+_SPLIT: Final = re.compile(r"-(\d{5})-of-(?!0{5})(\d{5})\.gguf$", re.IGNORECASE)
 _PREFERRED: Final = ("Q4_K_M", "Q8_0")
 _PAGES: Final = 20
 _NEXT: Final = re.compile(r'<([^>]+)>\s*;\s*rel="?next"?')
@@ -57,13 +58,14 @@ def parse(spec: str) -> tuple[str, str | None]:
 
 
 def cache_dir() -> Path:
-    """Folder of the fetched files."""
-    chosen = config.setting("LLAMA_CACHE")
-    if chosen is None:
-        return config.cache_dir("models", "hub")
-    folder = Path(chosen).expanduser()
-    folder.mkdir(parents=True, exist_ok=True)
-    return folder
+    """Folder of the fetched files.
+
+    Raises:
+        UsageError: it cannot be made.
+    """
+    if config.setting(_CACHE_VARIABLE):
+        return config.cache_dir(variable=_CACHE_VARIABLE)
+    return config.cache_dir("models", "hub")
 
 
 def pull(spec: str, *, progress: Progress = silent, offline: bool = False) -> Path:

@@ -88,6 +88,9 @@ def test_inventory(pair):
     assert found.protocol.startswith("8.0")
     assert (found.name, found.type) == ("RPC0", "CPU")
     assert 0 < found.memory_free <= found.memory_total
+    assert pair[0] not in found.description
+    (second,) = inventory.remote(pair[1], first=1)
+    assert second.name == "RPC1", "as a session over both calls it"
 
 
 def test_too_large_is_said_before_anything_is_sent(tmp_path):

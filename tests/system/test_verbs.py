@@ -106,8 +106,9 @@ def test_run_json_is_one_object(pair: Any, tiny_model: str) -> None:
 def test_devices_names_what_is_there(pair: Any) -> None:
     outcome = wireherd("devices", "--rpc", endpoints(pair))
     assert outcome.code == 0, outcome.err
-    for worker in pair:
-        assert worker.endpoint in outcome.out
+    for number, worker in enumerate(pair):
+        (line,) = (line for line in outcome.out.splitlines() if worker.endpoint in line)
+        assert line.split()[2] == f"RPC{number}", "the name that -dev takes"
 
 
 @pytest.mark.model

@@ -31,10 +31,11 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Print a table or JSON; fails if a worker cannot be asked, after printing what could."""
     found = inventory.local(args.ggml)
+    here = len(found)
     failures = []
     for endpoint in options.endpoints(args):
         try:
-            found += inventory.remote(endpoint, args.ggml, stock_timeout_s=args.stock_timeout)
+            found += inventory.remote(endpoint, args.ggml, first=len(found) - here, stock_timeout_s=args.stock_timeout)
         except WireherdError as error:
             failures.append(error)
     if args.json:
@@ -43,7 +44,7 @@ def main(args: argparse.Namespace) -> int:
         _show([device.to_dict() for device in found])
     for failure in failures:
         sys.stderr.write(f"wireherd: {failure}\n")
-    return 1 if failures else 0
+    return max((failure.exit_code for failure in failures), default=0)
 
 
 def _show(rows: list[dict[str, Any]]) -> None:

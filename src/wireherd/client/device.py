@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from wireherd.ggml.library import Library
 
 
+def device_name(number: int) -> str:
+    """Name of device `number` of a cluster: `RPC0`, `RPC1`, ... over all workers, as llama.cpp numbers them."""
+    return f"RPC{number}"
+
+
 class RemoteDevice:
     """Owner of the `ggml_backend_device` struct; methods named `get_...`, `supports_...`, `init_...` are the slots."""
 
@@ -28,8 +33,7 @@ class RemoteDevice:
         self._lib = lib
         self.endpoint = endpoint
         self.facts = facts
-        #: `RPC0`, `RPC1`, ... over the whole cluster, as llama.cpp numbers them
-        self.name = f"RPC{number}"
+        self.name = device_name(number)
         told = ", ".join(part for part in (facts.name, facts.description) if part)
         #: the endpoint, and what its worker says of the device
         self.description = f"{endpoint.name}: {told}" if told else endpoint.name

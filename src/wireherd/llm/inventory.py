@@ -6,6 +6,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from wireherd import ggml
+from wireherd.client.device import device_name
 from wireherd.client.plugin import Cluster
 from wireherd.ggml.enums import DeviceType
 from wireherd.session.options import ClientOptions
@@ -57,8 +58,16 @@ def local(library: Path | str | None = None) -> list[DeviceRecord]:
     ]
 
 
-def remote(endpoint: str, library: Path | str | None = None, *, stock_timeout_s: float = 300.0) -> list[DeviceRecord]:
+def remote(
+    endpoint: str, library: Path | str | None = None, *, first: int = 0, stock_timeout_s: float = 300.0
+) -> list[DeviceRecord]:
     """Devices of one worker.
+
+    Args:
+        endpoint: Its address.
+        library: Native library; None is the default one.
+        first: How many devices the workers named before it have: a session over all of them counts on.
+        stock_timeout_s: Seconds to wait for a stock server.
 
     Raises:
         WorkerError: it cannot be reached, or refuses.
@@ -67,9 +76,10 @@ def remote(endpoint: str, library: Path | str | None = None, *, stock_timeout_s:
     cluster = Cluster(ggml.load(library), [endpoint], ClientOptions(stock_timeout_s=stock_timeout_s))
     try:
         protocol = str(cluster.stats()[0]["protocol"])
-        return [
-            DeviceRecord(endpoint, protocol, device.name, device.description, _type_name(device.type), *device.memory())
-            for device in cluster.devices
-        ]
+        found = []
+        for number, device in enumerate(cluster.devices, first):
+            name, described, kind = device_name(number), _described(device), _type_name(device.type)
+            found.append(DeviceRecord(endpoint, protocol, name, described, kind, *device.memory()))
+        return found
     finally:
         cluster.close()

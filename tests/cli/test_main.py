@@ -31,7 +31,16 @@ def ended(capsys, *words):
         (("run", "-m", "x", "-t", "0"), "invalid"),
         (("run", "-m", "x", "-sm", "row"), "invalid choice: 'row'"),
         (("devices", "--stock-timeout", "-1"), "invalid"),
+        (("run", "-m", "x", "-t", "0"), "whole and above zero"),
+        (("devices", "--stock-timeout", "soon"), "seconds above zero"),
         (("pull",), "required"),
+        (("pull", "-hf", ""), "must not be empty"),
+        (("pull", ""), "must not be empty"),
+        (("run", "-m", ""), "must not be empty"),
+        (("run", "-hf", ""), "must not be empty"),
+        (("run", "-m", "x", "-ts", ""), "must not be empty"),
+        (("run", "-m", "x", "-ot", ""), "must not be empty"),
+        (("bench", "-m", "x", "-c", "512"), "unrecognized arguments: -c"),
     ],
 )
 def test_usage_errors_are_one_line_and_code_2(capsys, words, said):

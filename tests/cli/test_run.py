@@ -57,7 +57,7 @@ def test_a_prompt_is_raw_unless_a_conversation_is_asked_for(capsys, model):
     chat = answer(capsys, "-m", model, "-cnv", "-p", "hi", *GREEDY)["timings"]["prompt_n"]
     system = answer(capsys, "-m", model, "-sys", "be kind", "-p", "hi", *GREEDY)["timings"]["prompt_n"]
     assert raw < chat < system
-    assert answer(capsys, "-m", model, "-sys", "be kind", "-no-cnv", "-p", "hi", *GREEDY)["timings"]["prompt_n"] == raw
+    assert answer(capsys, "-m", model, "-no-cnv", "-p", "hi", *GREEDY)["timings"]["prompt_n"] == raw
 
 
 def test_prompt_from_file_and_escapes(capsys, model, tmp_path, monkeypatch):
@@ -96,7 +96,17 @@ def test_chat_reads_lines(capsys, model, monkeypatch):
         (("-p", "x", "-f", "y"), 2, "not both"),
         (("-f", "/no/such/file"), 2, "cannot read the prompt file"),
         (("--json",), 2, "needs a prompt"),
-        (("-p", "x", "-c", "-5"), 2, "-c takes"),
+        (("-no-cnv",), 2, "-no-cnv needs a prompt"),
+        (("-p", "x", "-sys", "be kind", "-no-cnv"), 2, "-no-cnv forbids"),
+        (("-p", "x", "--stop", ""), 2, "--stop needs a text"),
+        (("-p", "x", "-c", "-5"), 2, "-c must be between"),
+        (("-p", "x", "-c", "99999999999"), 2, "-c must be between"),
+        (("-p", "x", "-b", "99999999999"), 2, "-b must be between"),
+        (("-p", "x", "-ngl", "99999999999"), 2, "-ngl must be between"),
+        (("-p", "x", "-t", "100000"), 2, "-t must be between 1 and 1024"),
+        (("-p", "x", "-mg", "1"), 2, "-sm none"),
+        (("-p", "x", "-sm", "none", "-mg", "3"), 2, "names no device"),
+        (("-p", "x", "-dev", ""), 2, "empty name"),
         (("-p", "x", "-ts", "a"), 2, "-ts takes numbers"),
         (("-p", "x", "-dev", "GPU7"), 2, "no device GPU7"),
         (("-p", "x", "-ot", "nonsense"), 2, "REGEX=DEVICE"),
@@ -126,6 +136,11 @@ def test_no_such_model(capsys):
     assert err == "wireherd: there is no model file /no/such/model.gguf\n"
 
 
+def test_a_profile_is_no_json(capsys, model):
+    _, err = run(capsys, "bench", "-m", model, "--profile", "-o", "json", code=2)
+    assert err == "wireherd: --profile prints text only: leave out -o\n"
+
+
 def test_devices(capsys):
     out, err = run(capsys, "devices")
     assert err == ""
@@ -134,6 +149,7 @@ def test_devices(capsys):
     assert found[0]["type"] == "CPU"
     assert found[0]["memory_total"] > 0
     assert run(capsys, "devices", "--rpc", "127.0.0.1:9", code=1)[1].count("\n") == 1
+    assert run(capsys, "devices", "--rpc", "host:port", code=2)[1].count("\n") == 1
 
 
 def test_pull(capsys, monkeypatch, tmp_path):

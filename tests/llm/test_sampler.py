@@ -56,6 +56,14 @@ def test_a_penalty_changes_what_repeats(session):
     assert len(set(tokens(session, temperature=0.0, n_predict=40, repeat_penalty=10.0))) > len(set(plain))
 
 
+def test_more_than_there_is_counts_as_all(session):
+    """Numbers that do not fit llama.cpp's own would be cut off, and a window beyond the context takes its memory."""
+    common = {"temperature": 1.0, "seed": 1, "repeat_penalty": 1.5}
+    everything = tokens(session, top_k=0, repeat_last_n=-1, **common)
+    assert tokens(session, top_k=(1 << 32) + 1, repeat_last_n=(1 << 32) + 1, **common) == everything
+    assert tokens(session, top_k=1 - (1 << 32), repeat_last_n=-5, **common) == everything
+
+
 def test_ignore_eos_never_samples_the_end(session):
     ends = set(session.eog_tokens())
     assert ends

@@ -17,6 +17,7 @@ from wireherd.bench.cases import (
 from wireherd.bench.runner import Runner
 from wireherd.cli import options
 from wireherd.cli.progress import bar
+from wireherd.errors import UsageError
 from wireherd.llm.interrupt import CtrlC
 
 if TYPE_CHECKING:
@@ -67,9 +68,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "--profile",
         action="store_true",
-        help="show where the client's time goes for a generated token, instead of a table",
+        help="show where the client's time goes for a generated token (-n) in one run, instead of a table",
     )
-    options.add_compute(parser)
+    options.add_compute(parser, context=False)  # it fits the longest case
     options.add_cluster(parser)
     options.add_library(parser)
     options.add_common(parser)
@@ -78,6 +79,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Measure and print, each case as soon as it is done."""
     prompts, generated = counts(args.n_prompt), counts(args.n_gen)
+    if args.profile and args.output != "md":
+        raise UsageError("--profile prints text only: leave out -o")
     with bar() as progress:
         model = options.model_path(args, progress)
     settings = BenchSettings(

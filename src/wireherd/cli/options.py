@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from wireherd.errors import UsageError
 from wireherd.llm import hub, models
@@ -11,9 +12,10 @@ from wireherd.llm.options import CACHE_TYPES, FLASH_ATTENTION, SPLIT_MODES, Llam
 from wireherd.llm.placement import parse_tensor_split
 
 if TYPE_CHECKING:
-    import argparse
-
     from wireherd.llm.fetch import Progress
+
+
+_CONTEXT: Final = 4096
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
@@ -44,13 +46,13 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     group = parser.add_argument_group("model")
     which = group.add_mutually_exclusive_group(required=required)
     known = ", ".join(model.name for model in models.KNOWN)
-    which.add_argument("-m", "--model", metavar="FILE", help=f"GGUF file, or a known model: {known}")
-    which.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="model on Hugging Face")
+    which.add_argument("-m", "--model", type=filled, metavar="FILE", help=f"GGUF file, or a known model: {known}")
+    which.add_argument("-hf", "--hf-repo", type=filled, metavar="USER/REPO[:QUANT]", help="model on Hugging Face")
     group.add_argument("--offline", action="store_true", help="fetch nothing, use what is in the cache")
 
 
-def add_compute(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that say where and how the model runs."""
+def add_compute(parser: argparse.ArgumentParser, *, context: bool = True) -> None:
+    """Add the flags that say where and how the model runs; without `context`, the verb sizes it by itself."""
     group = parser.add_argument_group("placement and compute")
     group.add_argument(
         "-ngl",
@@ -71,6 +73,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-ts",
         "--tensor-split",
+        type=filled,
         metavar="N0,N1,...",
         help="share of each device, parted by , or / (default: by free memory)",
     )
@@ -85,6 +88,7 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
         "-ot",
         "--override-tensor",
         action="append",
+        type=filled,
         default=[],
         metavar="REGEX=DEVICE,...",
         help="put tensors whose names match on a device of your choice (CPU, or a device's name)",
@@ -95,14 +99,16 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument(
         "-tb", "--threads-batch", type=_positive, metavar="N", help="CPU threads for prompts (default: -t)"
     )
-    group.add_argument(
-        "-c",
-        "--ctx-size",
-        type=int,
-        default=4096,
-        metavar="N",
-        help="context in tokens (default 4096, 0 = the model's own)",
-    )
+    parser.set_defaults(ctx_size=_CONTEXT)
+    if context:
+        group.add_argument(
+            "-c",
+            "--ctx-size",
+            type=int,
+            default=_CONTEXT,
+            metavar="N",
+            help="context in tokens (default %(default)s, 0 = the model's own)",
+        )
     group.add_argument(
         "-b", "--batch-size", type=_positive, default=2048, metavar="N", help="logical batch (default 2048)"
     )
@@ -124,17 +130,26 @@ def add_compute(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--no-mmap", action="store_true", help="read the model instead of mapping it")  # fmt: skip
 
 
+def filled(text: str) -> str:
+    """Type of a flag whose value must not be empty: an empty one would be the same as no flag."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("it must not be empty")
+    return text
+
+
 def _positive(text: str) -> int:
-    value = int(text)
-    if value < 1:
-        raise ValueError(text)
-    return value
+    if not text.isdecimal() or not int(text):
+        raise argparse.ArgumentTypeError(f"invalid number {text!r}: it must be whole and above zero")
+    return int(text)
 
 
 def _seconds(text: str) -> float:
-    value = float(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = 0.0
     if not 0 < value < float("inf"):
-        raise ValueError(text)
+        raise argparse.ArgumentTypeError(f"invalid time {text!r}: it must be a number of seconds above zero")
     return value
 
 
@@ -146,9 +161,13 @@ def endpoints(args: argparse.Namespace) -> tuple[str, ...]:
     """
     if args.rpc is None:
         return ()
-    words = tuple(word.strip() for word in str(args.rpc).split(","))
+    return _listed("--rpc", args.rpc, "address")
+
+
+def _listed(flag: str, text: str, what: str) -> tuple[str, ...]:
+    words = tuple(word.strip() for word in text.split(","))
     if not all(words):
-        raise UsageError(f"--rpc {args.rpc!r} has an empty address: give host:port,host:port")
+        raise UsageError(f"{flag} {text!r} has an empty {what} in its list")
     return words
 
 
@@ -173,13 +192,10 @@ def llama_options(args: argparse.Namespace, model: Path) -> LlamaOptions:
     Raises:
         UsageError: flags that contradict each other or make no sense.
     """
-    if args.ctx_size < 0:
-        raise UsageError("-c takes a number of tokens, or 0 for the model's own context")
-    names = None if args.device is None else tuple(word.strip() for word in args.device.split(",") if word.strip())
     return LlamaOptions(
         model=model,
         rpc=endpoints(args),
-        devices=names,
+        devices=None if args.device is None else _listed("-dev", args.device, "name"),
         n_gpu_layers=args.n_gpu_layers,
         split_mode=args.split_mode,
         main_gpu=args.main_gpu,

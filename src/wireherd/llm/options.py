@@ -20,6 +20,19 @@ FLASH_ATTENTION: Final = {"on": FlashAttention.ENABLED, "off": FlashAttention.DI
 #: values of -sm
 SPLIT_MODES: Final = ("none", "layer")
 _FEW_THREADS: Final = 4
+#: what llama.cpp's own numbers hold; a larger one would be cut off without a word
+_I32: Final = (1 << 31) - 1
+#: more threads than this end the process inside ggml instead of running slowly
+_MAX_THREADS: Final = 1024
+#: flag, least and most value of each number
+_RANGES: Final = {
+    "n_ctx": ("-c", 0, _I32),
+    "n_batch": ("-b", 1, _I32),
+    "n_ubatch": ("-ub", 1, _I32),
+    "n_gpu_layers": ("-ngl", -_I32, _I32),
+    "threads": ("-t", 1, _MAX_THREADS),
+    "threads_batch": ("-tb", 1, _MAX_THREADS),
+}
 
 
 def default_threads() -> int:
@@ -93,5 +106,9 @@ class LlamaOptions:
         for name in ("type_k", "type_v"):
             if getattr(self, name) not in CACHE_TYPES:
                 raise UsageError(f"{getattr(self, name)} is no type for a KV cache: choose {', '.join(CACHE_TYPES)}")
-        if self.n_ctx < 0 or self.n_batch < 1 or self.n_ubatch < 1:
-            raise UsageError("context and batch sizes must be above zero")
+        for name, (flag, least, most) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None and not least <= value <= most:
+                raise UsageError(f"{flag} must be between {least} and {most}, not {value}")
+        if self.main_gpu and self.split_mode != "none":
+            raise UsageError("-mg names the one device of -sm none")

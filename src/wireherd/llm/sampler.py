@@ -70,17 +70,17 @@ class SamplerSettings:
 
 
 def build(lib: Library, settings: SamplerSettings, *, seed: int, n_vocab: int, n_ctx: int) -> native.Sampler:
-    """Make the chain that the settings describe; the caller closes it."""
+    """Make the chain that the settings describe; the caller closes it. What is more than there can be counts as all."""
     steps = []
     if settings.has_penalties:
-        last_n = n_ctx if settings.repeat_last_n < 0 else settings.repeat_last_n
+        last_n = n_ctx if settings.repeat_last_n < 0 else min(settings.repeat_last_n, n_ctx)
         repeat, frequency, presence = settings.repeat_penalty, settings.frequency_penalty, settings.presence_penalty
         steps.append(native.penalties(lib, n_vocab, last_n, repeat, frequency, presence))
     if settings.is_greedy:
         steps.append(native.greedy(lib))
     else:
         steps += [
-            native.top_k(lib, settings.top_k),
+            native.top_k(lib, max(0, min(settings.top_k, n_vocab))),
             native.top_p(lib, settings.top_p),
             native.min_p(lib, settings.min_p),
             native.temp(lib, settings.temperature),

@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import socket
 import struct
+import sys
 
 import pytest
 from raw_client import ALLOC_BUFFER, CAPS, DEVICE_COUNT, FREE_BUFFER, GET_ALIGNMENT, HELLO, HERD_HELLO, SET_TENSOR
@@ -15,7 +17,7 @@ from wireherd.protocol.dialect import dialect_for
 from wireherd.protocol.messages_herd import HerdHelloRequest, Purpose
 from wireherd.protocol.version import NEWEST, Version
 from wireherd.worker import WorkerSettings
-from wireherd.worker.door import Door
+from wireherd.worker.door import Door, _room
 from wireherd.worker.listen import open_listener
 
 NAME = b"0123456789abcdef"
@@ -265,6 +267,52 @@ async def test_too_many_connections_cost_the_one_idle_longest_its_place(house, c
     visitors[0][1].write(frame(DEVICE_COUNT))
     assert await visitors[0][0].readexactly(12)
     assert "idle longest" in caplog.text
+
+
+@scenario()
+async def test_a_flood_of_connections_is_not_all_that_runs(house, caplog):
+    """A waiting connection is accepted without a pause: without one of our own, nobody else would get a turn."""
+    flood = [socket.create_connection(("127.0.0.1", house.port)) for _ in range(200)]
+    try:
+        for _ in range(5):
+            await asyncio.sleep(0)
+        assert caplog.text.count(" connected") < 50
+    finally:
+        for sock in flood:
+            sock.close()
+
+
+@scenario(max_connections=8)
+async def test_clients_that_wait_for_a_session_are_counted(house, caplog):
+    doorstep = asyncio.Event()
+
+    async def begin(sock, peer, read):
+        await doorstep.wait()
+        house.begun.append((sock, peer, read))
+
+    house.door._begin = begin
+    waiting = [await house.visit(ALLOC) for _ in range(4)]
+    turned_away, _ = await house.visit(ALLOC)
+    assert await closed(turned_away)
+    assert "too many clients wait" in caplog.text
+    reader, _ = await house.visit(frame(DEVICE_COUNT))
+    assert await reader.readexactly(12)
+    doorstep.set()
+    await wait_for(lambda: len(house.begun) == 4)
+    assert len(waiting) == 4
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="POSIX has a limit on open files")
+def test_few_files_mean_few_connections(monkeypatch):
+    """Whoever holds connections must not hold the files that a new session needs."""
+    import resource
+
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (256, 256))
+    assert 64 <= _room(sessions=64) <= 256 - 2 * 64
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (8192, 8192))
+    assert _room(sessions=64) > 1024
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (resource.RLIM_INFINITY, resource.RLIM_INFINITY))
+    assert _room(sessions=64) > 1024
 
 
 @scenario()

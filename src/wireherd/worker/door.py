@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
@@ -39,6 +40,10 @@ log = get_logger(__name__)
 _BEGINNERS: Final = frozenset({Opcode.ALLOC_BUFFER, Opcode.COMM_INIT, Opcode.HERD_HELLO})
 #: a request beyond this is not read here, whatever the table allows
 _MAX_HERE: Final = 1 << 16
+#: sockets that Windows can wait for at once; more would end the event loop
+_WINDOWS_FILES: Final = 512
+#: files that are neither connections nor channels to sessions
+_OTHER_FILES: Final = 64
 #: our client waits 30 s for a session, so that it hears from here first
 _SESSION_WAIT_S: Final = 25.0
 
@@ -104,6 +109,19 @@ class _Visitor:
             log.debug("%s was gone already", self.peer)
 
 
+def _room(sessions: int) -> int:
+    """How many connections may be open so that there are still files left to start sessions with."""
+    if sys.platform == "win32":
+        files = _WINDOWS_FILES
+    else:
+        import resource  # noqa: PLC0415 (POSIX only)
+
+        files, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        if files == resource.RLIM_INFINITY:
+            return sys.maxsize
+    return max(files // 4, files - 2 * sessions - _OTHER_FILES)
+
+
 class Door:
     """Accepts connections and leads each to where it belongs."""
 
@@ -128,6 +146,9 @@ class Door:
         self._begin = begin
         self._join = join
         self._visitors: OrderedDict[_Visitor, asyncio.Task[None]] = OrderedDict()
+        #: connections that wait for a session: they have their turn, and are not dropped for being idle
+        self._in_line = 0
+        self._most = min(settings.max_connections, _room(settings.max_sessions))
 
     async def accept(self, listener: socket.socket) -> None:
         """Accept for ever; ends by cancellation."""
@@ -141,12 +162,12 @@ class Door:
                 await asyncio.sleep(0.05)
                 continue
             sock.setblocking(False)
-            if sock.family != getattr(socket, "AF_UNIX", None):
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             connection = ServerConnection(self._settings.protocol, herd=not self._settings.plain)
             visitor = _Visitor(sock, spell_address(address), connection)
             self._visitors[visitor] = loop.create_task(self._receive(visitor))
-            self._drop_oldest(len(self._visitors) - self._settings.max_connections)
+            self._drop_oldest(len(self._visitors) + self._in_line - self._most)
+            # A connection that is there already is taken without a pause, so a stream of them would be all that runs.
+            await asyncio.sleep(0)
 
     def _drop_oldest(self, count: int) -> None:
         for visitor in list(self._visitors)[: max(0, count)]:
@@ -154,14 +175,19 @@ class Door:
 
     async def close(self) -> None:
         """Close every connection that has no session."""
-        tasks = list(self._visitors.values())
-        for task in tasks:
+        inside = dict(self._visitors)
+        for task in inside.values():
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        await asyncio.gather(*inside.values(), return_exceptions=True)
+        for visitor in inside:
+            if visitor.owned:  # a task that was cancelled before its first step closed nothing
+                visitor.sock.close()
 
     async def _receive(self, visitor: _Visitor) -> None:
         log.debug("%s connected", visitor.peer)
         try:
+            if visitor.sock.family != getattr(socket, "AF_UNIX", None):
+                visitor.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._lead(visitor)
         except _LeftError:
             log.debug("%s left", visitor.peer)
@@ -227,8 +253,13 @@ class Door:
             if request.purpose != Purpose.STREAM:
                 raise RemoteProtocolError(f"HERD_HELLO with purpose {request.purpose} is not served here")
         self._visitors.pop(visitor, None)
+        if self._in_line >= max(1, self._most // 2):
+            raise RemoteProtocolError("too many clients wait for a session")
+        self._in_line += 1
         try:
             await asyncio.wait_for(self._begin(visitor.sock, visitor.peer, read), _SESSION_WAIT_S)
         except asyncio.TimeoutError as error:
             raise RemoteProtocolError("no session became free in time") from error
+        finally:
+            self._in_line -= 1
         visitor.owned = False

@@ -86,7 +86,7 @@ class Supervisor:
                 if info is not None:
                     self._announce(listener, info[0])
                     accepting = asyncio.create_task(door.accept(listener))
-                    await stop.wait()
+                    await _first(accepting, stop)
                     log.info("stopping")
             finally:
                 if accepting is not None:

@@ -9,11 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from wireherd.errors import BadLength, LocalProtocolError, RemoteProtocolError, UnknownCommand
+from wireherd.errors import BadLength, LocalProtocolError, RemoteError, RemoteProtocolError, UnknownCommand
+from wireherd.protocol.connection import ClientConnection
 from wireherd.protocol.dialect import dialect_for
+from wireherd.protocol.framing import NO_OPCODE, REPLY, Frame
 from wireherd.protocol.messages_graph import GraphComputeRequest, SupportsOpResponse
 from wireherd.protocol.messages_herd import DeviceInfoResponse, HerdHelloResponse
-from wireherd.protocol.messages_stock import AllocBufferRequest, GetTensorRequest, SetTensorRequest
+from wireherd.protocol.messages_stock import AllocBufferRequest, GetTensorRequest, HelloRequest, SetTensorRequest
+from wireherd.protocol.table import Opcode
 from wireherd.protocol.version import NEWEST, SUPPORTED, Version
 from wireherd.testing.strategies import DIALECTS, message_classes, messages, samples
 
@@ -185,3 +188,20 @@ def test_versions():
     for text in ("", "x", "1.2.3.4", "8.", "-1", "300.0", "٨"):
         with pytest.raises(Exception, match="is not a protocol version"):
             Version.parse(text)
+
+
+@pytest.mark.parametrize("said", ["\x1b[2J\x1b[31mall is well", "one\nwireherd: two", "a\x00b\x7f", "\u202egnp.exe"])
+def test_what_a_peer_says_cannot_steer_a_terminal(said):
+    """Names and reasons come from the other end and are shown to people."""
+    dialect = dialect_for(NEWEST, herd=True)
+    sent = DeviceInfoResponse(said, said, 0, 0, 0, 0, 0, 0)
+    told = dialect.decode_response(Opcode.DEVICE_INFO, dialect.encode(sent))
+    assert told.name == told.description
+    assert told.name.isprintable()
+    assert len(told.name) == len(said)
+    connection = ClientConnection("the worker")
+    connection.request(HelloRequest())
+    pending = connection.match(Frame(NO_OPCODE, REPLY, 0, 0, 28))
+    with pytest.raises(RemoteError) as caught:
+        connection.response(pending, Frame(0, REPLY, 1, 0, 0), said.encode())
+    assert str(caught.value).isprintable()

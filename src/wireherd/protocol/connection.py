@@ -21,6 +21,7 @@ from wireherd.errors import (
 )
 from wireherd.protocol.connection_server import MAX_REASON, SEQUENCE_MASK, Incoming, ServerConnection
 from wireherd.protocol.dialect import Dialect, dialect_for, opcode_name
+from wireherd.protocol.fields import printable
 from wireherd.protocol.framing import (
     HERD,
     REPLY,
@@ -195,7 +196,7 @@ class ClientConnection:
         """
         command = pending.command
         if frame.status:
-            reason = bytes(view).decode("utf-8", "replace")
+            reason = printable(bytes(view).decode("utf-8", "replace"))
             raise remote_error(frame.status, f"{command.name}: {reason}")
         message = self.dialect.decode_response(command.opcode, view)
         request = pending.request

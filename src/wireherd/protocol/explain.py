@@ -13,7 +13,7 @@ import numpy as np
 
 from wireherd.errors import RemoteProtocolError, VersionMismatch
 from wireherd.protocol.dialect import Dialect, dialect_for, opcode_name
-from wireherd.protocol.fields import Tensors, layout
+from wireherd.protocol.fields import Tensors, layout, printable
 from wireherd.protocol.framing import HERD, REPLY, STOCK_REQUEST, STOCK_RESPONSE, Frame, HeaderFormat
 from wireherd.protocol.messages_herd import HerdHelloResponse
 from wireherd.protocol.messages_stock import CONN_CAPS_SIZE, HelloResponse
@@ -111,7 +111,7 @@ class _Reader:
         head, payload = self.server.take(frame)
         start = f"{head} {name}{self.number(frame)} ->"
         if frame.status:
-            yield f"{start} status {frame.status}: {bytes(payload).decode('utf-8', 'replace')}"
+            yield f"{start} status {frame.status}: {printable(bytes(payload).decode('utf-8', 'replace'))}"
         elif reply is Reply.RAW:
             yield f"{start}{_data(frame.size)}"
         elif reply is Reply.EMPTY:

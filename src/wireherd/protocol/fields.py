@@ -34,6 +34,15 @@ MAX_TEXT = 1 << 16
 MAX_LIST = 1 << 12
 
 
+def printable(text: str) -> str:
+    """Replace what would move a terminal's cursor, change its colours or break a line: a peer's text is shown."""
+    return (
+        text
+        if text.isprintable()
+        else "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
+    )
+
+
 class Kind:
     """A wire type. `bind` makes it concrete for a dialect, whose tensor record it is told."""
 
@@ -158,13 +167,13 @@ class Text(Variable):
         return [_COUNT.pack(len(raw)), raw]
 
     def read(self, view: memoryview, offset: int) -> tuple[str, int]:
-        """Give the text; what is not UTF-8 is refused."""
+        """Give the text, without what a terminal would obey; what is not UTF-8 is refused."""
         size, offset = _read_count(view, offset, self.name)
         end = offset + size
         if size > MAX_TEXT or end > len(view):
             raise BadLength(f"{self.name}: a text of {size} bytes does not fit")
         try:
-            return str(view[offset:end], "utf-8"), end
+            return printable(str(view[offset:end], "utf-8")), end
         except UnicodeDecodeError as error:
             raise RemoteProtocolError(f"{self.name}: not UTF-8") from error
 

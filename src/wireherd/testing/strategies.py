@@ -8,7 +8,7 @@ import numpy as np
 from hypothesis import strategies as st
 
 from wireherd.protocol.dialect import Dialect, dialect_for
-from wireherd.protocol.fields import Array, Kind, Message, Raw, Scalar, Tail, Text, TextList, layout
+from wireherd.protocol.fields import Array, Kind, Message, Raw, Scalar, Tail, Text, TextList, layout, printable
 from wireherd.protocol.framing import Frame
 from wireherd.protocol.version import NEWEST, SUPPORTED
 
@@ -57,7 +57,8 @@ def values(kind: Kind, dialect: Dialect) -> st.SearchStrategy[Any]:
             .flatmap(lambda count: _blob(count * dtype.itemsize))
             .map(lambda raw: np.frombuffer(raw, dtype))
         )
-    text = st.text(st.characters(codec="utf-8"), max_size=20)
+    # what does not print is replaced on receipt
+    text = st.text(st.characters(codec="utf-8"), max_size=20).map(printable)
     if isinstance(kind, Text):
         return text
     if isinstance(kind, TextList):

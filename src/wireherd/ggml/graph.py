@@ -28,12 +28,17 @@ class BuiltGraph:
 
     __slots__ = ("_context", "_free", "_memory", "ptr")
 
-    def __init__(self, ptr: int, context: int, free: Any, block: object) -> None:
+    def __init__(self, ptr: int, context: int, free: Any, block: ctypes.Array[Any]) -> None:
         #: address of the `ggml_cgraph`
         self.ptr = ptr
         self._context = context
         self._free = free
-        self._memory = block
+        self._memory: ctypes.Array[Any] | None = block
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it takes, bytes; the tensor structs are not counted."""
+        return 0 if self._memory is None else ctypes.sizeof(self._memory)
 
     def close(self) -> None:
         """Free the graph; `ptr` becomes 0."""

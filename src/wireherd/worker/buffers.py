@@ -158,7 +158,10 @@ class Buffers:
         """
         if len(self._by_handle) >= MAX_BUFFERS:
             raise LimitExceeded(f"a session may have {MAX_BUFFERS} buffers")
-        if size > device.buffer_type.max_size or size > device.memory()[0]:
+        free, total = device.memory()
+        # The system counts memory as used only once it is written to, so what this session has must be added up here.
+        held = sum(buffer.size for buffer in self._by_handle.values() if buffer.device is device) if device.host else 0
+        if size > device.buffer_type.max_size or size > free or (device.host and held + size > total):
             raise OutOfMemory(f"{device.native.name} has no room for {size} bytes")
         base = self._place(size, max(device.buffer_type.alignment, _PAGE))
         if not self._account.reserve(size):

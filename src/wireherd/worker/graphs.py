@@ -5,6 +5,9 @@ every graph with a uid is kept, the last 1,024 of each device (256 in our extens
 of them when they have sent as many, and ours when it frees a buffer), but none counts on an older graph than that.
 Before 8.0 a device has one kept graph, the last. Freeing a buffer drops the graphs that touch it, and only those: a
 client that runs one of the others again must find it.
+
+No limit on buffers counts this memory, so the oldest graphs go too when all together outgrow `KEPT_BYTES`. That is
+more than clients keep for a model: a thousand graphs of a thousand nodes.
 """
 
 from __future__ import annotations
@@ -37,6 +40,8 @@ if TYPE_CHECKING:
 KEPT: Final = 1024
 #: the same for our own clients; half a megabyte each for a small model, so this bounds a long session's memory
 KEPT_HERD: Final = 256
+#: the same in bytes, for all devices of a session together
+KEPT_BYTES: Final = 1 << 30
 #: largest graph without a uid that is remembered by its content, bytes of records
 _SMALL: Final = 16 << 10
 #: first version that names graphs, and first whose ggml marks the nodes that are to run
@@ -57,12 +62,14 @@ class Part:
 class Kept:
     """A rebuilt graph."""
 
-    __slots__ = ("device", "parts", "touched")
+    __slots__ = ("device", "nbytes", "parts", "touched")
 
     def __init__(self, device: Device, parts: list[Part], touched: frozenset[Buffer]) -> None:
         self.device = device
         self.parts = parts
         self.touched = touched
+        #: memory that it takes, once it is complete
+        self.nbytes = 0
 
     def close(self) -> None:
         """Free it."""
@@ -85,6 +92,7 @@ class Graphs:
         self._compute_flag = True
         self._by_uid = True
         self._capacity = KEPT
+        self._room = KEPT_BYTES
         self.cancelled = False
 
     def speak(self, dialect: Dialect, numbers: NumberMap | None) -> None:
@@ -109,19 +117,28 @@ class Graphs:
             return
         graph = self._build(device, uid, node_ids, tensors)
         if not self._by_uid:
-            self._drop(device)
-            self._kept[device.index] = {0: graph}
+            self._keep(device, 0, graph, 1)
         elif uid:
-            kept = self._kept.setdefault(device.index, {})
-            oldest = uid if uid in kept else next(iter(kept)) if len(kept) >= self._capacity else 0
-            if oldest:
-                kept.pop(oldest).close()
-            kept[uid] = graph
+            self._keep(device, uid, graph, self._capacity)
         try:
             self._run(graph)
         finally:
             if self._by_uid and not uid:
                 graph.close()
+
+    def _keep(self, device: Device, uid: int, graph: Kept, capacity: int) -> None:
+        """Keep a graph in place of one of the same uid, or of the oldest ones where there are too many or too much."""
+        kept = self._kept.setdefault(device.index, {})
+        if uid in kept:
+            self._let_go(kept.pop(uid))
+        self._room -= graph.nbytes
+        while kept and (len(kept) >= capacity or self._room < 0):
+            self._let_go(kept.pop(next(iter(kept))))
+        kept[uid] = graph
+
+    def _let_go(self, graph: Kept) -> None:
+        self._room += graph.nbytes
+        graph.close()
 
     def _remembered(self, device: Device, node_ids: NDArray[np.uint64], tensors: NDArray[Any]) -> Kept:
         """A graph without a uid, found by its bytes: a tensor split sends the same few small ones at every token."""
@@ -175,19 +192,15 @@ class Graphs:
         """Drop the graphs that touch a buffer; to be called before it is freed."""
         for kept in self._kept.values():
             for uid in [uid for uid, graph in kept.items() if buffer in graph.touched]:
-                kept.pop(uid).close()
+                self._let_go(kept.pop(uid))
         for key in [key for key, graph in self._small.items() if buffer in graph.touched]:
             self._small.pop(key).close()
-
-    def _drop(self, device: Device) -> None:
-        for graph in self._kept.pop(device.index, {}).values():
-            graph.close()
 
     def close(self) -> None:
         """Drop all graphs."""
         for kept in self._kept.values():
             for graph in kept.values():
-                graph.close()
+                self._let_go(graph)
         for graph in self._small.values():
             graph.close()
         self._kept.clear()
@@ -233,6 +246,7 @@ class Graphs:
         except BaseException:
             whole.close()
             raise
+        whole.nbytes = sum(part.graph.nbytes for part in parts)
         return whole
 
     def _ask(self, device: Device, block: rebuild.Block, n_nodes: int, rows: NDArray[Any]) -> None:

@@ -23,6 +23,9 @@ _ROPE_SECTIONED: Final = 8
 _ROPE_VISION: Final = 24
 #: `hint` of MUL_MAT: the first source is a Hadamard matrix and is not even read
 _HINT_HADAMARD: Final = 1
+#: how often source 1 of a product may show the same memory, and the bytes below which nobody cares
+_MAX_OVERLAP: Final = 4
+_SMALL: Final = 1 << 20
 #: most (expert, slot, token) triples of one MUL_MAT_ID; ggml plans 8 bytes of work memory for each
 _EXPERT_ROWS: Final = 1 << 28
 
@@ -144,6 +147,10 @@ def _product(group: Group, weights: Operand, data: Operand) -> None:
     # Both sources have dense rows; which of two sources is transposed is ggml's test on the first two strides.
     group.require(weights.dense & data.dense & (weights.stride(0) <= weights.stride(1)), "a source is transposed")
     group.require(dst.exact, "the result has holes")
+    # The kernel converts all rows of source 1 at once, into work memory that no limit on buffers counts: rows that
+    # overlap would make it many times what the client was granted.
+    shown = data.elements // np.maximum(data.block, 1) * data.size
+    group.require(shown <= data.nbytes * _MAX_OVERLAP + _SMALL, "the rows of source 1 overlap")
 
 
 def mul_mat(group: Group) -> None:

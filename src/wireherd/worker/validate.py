@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 MAX_NODES: Final = 1 << 17
 #: most elements along one dimension: ggml's kernels count rows and columns in 32 bits
 _MAX_DIM: Final = 1 << 31
+#: no product of dimensions reaches this, so that rules may multiply them in 64 bits, and by the size of a type
+_MAX_ELEMENTS: Final = 1 << 55
 #: how often a tensor may show the same memory by overlapping strides, and below which size nobody cares
 _MAX_OVERLAP: Final = 256
 _SMALL: Final = 1 << 20
@@ -168,6 +170,8 @@ def sane(rows: NDArray[Any], types: Types) -> Bools:
     extent = size + ((np.maximum(wide, 1) - 1) * step).sum(axis=1)
     shown = wide.prod(axis=1) / block * size
     ok &= (extent < ADDRESS_LIMIT) & (shown <= extent * _MAX_OVERLAP + _SMALL)
+    # An empty tensor shows nothing, but rules multiply some of its dimensions without the one that is 0.
+    ok &= np.maximum(wide, 1).prod(axis=1) < _MAX_ELEMENTS
     return np.asarray(ok)
 
 

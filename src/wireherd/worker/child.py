@@ -157,8 +157,9 @@ class Child:
 def _spawn(role: Role, channel_end: Any) -> subprocess.Popen[bytes]:
     """Start a fresh interpreter that owns `channel_end`; a session of its own keeps the terminal's Ctrl-C away."""
     command = [sys.executable, "-m", _ENTRY, role.value]
-    # numpy would start a thread per core for linear algebra that no process of ours does
-    environment = {"OPENBLAS_NUM_THREADS": "1", **os.environ}
+    # numpy would start a thread per core for linear algebra that no process of ours does; and where ggml aborts, it
+    # would start a debugger for each graph that a client thought up
+    environment = {"OPENBLAS_NUM_THREADS": "1", "GGML_NO_BACKTRACE": "1", **os.environ}
     if sys.platform == "win32":
         process = subprocess.Popen(  # noqa: S603 (our own module)
             [*command, "stdin"],

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 from wireherd.errors import WireherdError
 from wireherd.obs.log import get_logger
 from wireherd.worker.channel import Channel, Kind, Message
-from wireherd.worker.lifeline import Lifeline, leave
+from wireherd.worker.lifeline import Lifeline, expect_the_worst, leave
 from wireherd.worker.logs import start_logging
 
 log = get_logger("wireherd.worker.entry")  # this module runs as __main__
@@ -28,6 +28,7 @@ def main(role: str, channel: str) -> NoReturn:
     """Run a process of the worker until its work ends or the supervisor is gone."""
     line = Lifeline(_open(channel))
     start_logging(line.settings)
+    expect_the_worst()
     try:
         reason: str = importlib.import_module(_MODULES[role]).work(line)
     except WireherdError as error:

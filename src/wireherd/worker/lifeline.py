@@ -10,8 +10,9 @@ import json
 import os
 import sys
 import threading
+from pathlib import Path
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 from wireherd.errors import TransportError
 from wireherd.obs.log import get_logger
@@ -22,6 +23,10 @@ if TYPE_CHECKING:
     from wireherd.worker.dispatch import Dispatcher
 
 log = get_logger(__name__)
+
+#: how likely the system is to end this process when memory runs out, and a value near the top (Linux only)
+_OOM_SCORE: Final = Path("/proc/self/oom_score_adj")
+_FIRST_TO_GO: Final = "800"
 
 
 class Lifeline:
@@ -83,6 +88,24 @@ class Lifeline:
         """Give `size` reserved bytes back."""
         if self.settings.memory_limit is not None:
             self.send(Message(Kind.RELEASE, number=size))
+
+
+def expect_the_worst() -> None:
+    """Let a client that breaks or fills this process break no more than that.
+
+    If the system runs out of memory, it ends a session and nothing else of the machine; and a session that dies leaves
+    no core file, which would be as large as the model, each time.
+    """
+    if sys.platform == "win32":
+        return
+    import resource  # noqa: PLC0415 (POSIX only)
+
+    _, hard = resource.getrlimit(resource.RLIMIT_CORE)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, hard))
+    try:
+        _OOM_SCORE.write_text(_FIRST_TO_GO, "ascii")
+    except OSError as error:
+        log.debug("the system does not let itself be told what to end first: %s", error)
 
 
 def describe(dispatcher: Dispatcher) -> dict[str, Any]:

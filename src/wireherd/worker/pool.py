@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import deque
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Final
 
 from wireherd.errors import UsageError, WireherdError
@@ -128,6 +129,15 @@ class Keeper:
         self.children.clear()
 
 
+@dataclass(slots=True, eq=False)
+class _Wish:
+    """Memory that a session asked for and has no answer about yet."""
+
+    child: Child
+    size: int
+    late: bool = False
+
+
 class SessionPool(Keeper):
     """The sessions. `on_end(child)` is called when a session that was taken is gone."""
 
@@ -138,7 +148,7 @@ class SessionPool(Keeper):
         self._idle: deque[Child] = deque()
         self._waiting: deque[asyncio.Future[Child]] = deque()
         self._taken: set[Child] = set()
-        self._wanting: deque[tuple[Child, int, float]] = deque()
+        self._wanting: deque[_Wish] = deque()
         self._cores = max(2, os.cpu_count() or 1)
 
     def missing(self) -> int:
@@ -186,9 +196,10 @@ class SessionPool(Keeper):
     def received(self, child: Child, message: Message) -> None:
         """Answer a session that wants memory, or take some back."""
         if message.kind is Kind.RESERVE:
-            self._wanting.append((child, message.number, asyncio.get_running_loop().time() + _MEMORY_WAIT_S))
-            asyncio.get_running_loop().call_later(_MEMORY_WAIT_S, self._grant)
+            wish = _Wish(child, message.number)
+            self._wanting.append(wish)
             self._grant()
+            asyncio.get_running_loop().call_later(_MEMORY_WAIT_S, self._late, wish)
         elif message.kind is Kind.SHARE:
             child.send(Message(Kind.GRANT, number=self._budget.free or 0))
         elif message.kind is Kind.RELEASE:
@@ -197,18 +208,22 @@ class SessionPool(Keeper):
 
     def _grant(self) -> None:
         """Answer who waits for memory. A client that just left frees its share only when its process is gone."""
-        now = asyncio.get_running_loop().time()
-        for entry in list(self._wanting):
-            child, size, deadline = entry
+        for wish in list(self._wanting):
+            child, size = wish.child, wish.size
             hopeless = len(self._taken) <= 1 or (self._budget.limit is not None and size > self._budget.limit)
             if child not in self.children:
-                self._wanting.remove(entry)
+                self._wanting.remove(wish)
             elif self._budget.reserve(child, size):
-                self._wanting.remove(entry)
+                self._wanting.remove(wish)
                 child.send(Message(Kind.GRANT, number=1))
-            elif hopeless or now >= deadline:
-                self._wanting.remove(entry)
+            elif hopeless or wish.late:
+                self._wanting.remove(wish)
                 child.send(Message(Kind.GRANT, number=0))
+
+    def _late(self, wish: _Wish) -> None:
+        # said, not read off the clock: where that is coarse, a timer runs a little before its time
+        wish.late = True
+        self._grant()
 
     def exited(self, child: Child) -> None:
         """Take back what a dead session held."""

@@ -16,17 +16,6 @@ def test_blank_settings_are_unset(monkeypatch):
     assert config.setting("WIREHERD_X") == "a"
 
 
-def test_integer_settings(monkeypatch):
-    assert config.integer_setting("WIREHERD_X", 7) == 7
-    monkeypatch.setenv("WIREHERD_X", "12")
-    assert config.integer_setting("WIREHERD_X", 7) == 12
-    with pytest.raises(UsageError, match="at least 20"):
-        config.integer_setting("WIREHERD_X", 7, least=20)
-    monkeypatch.setenv("WIREHERD_X", "twelve")
-    with pytest.raises(UsageError, match="WIREHERD_X"):
-        config.integer_setting("WIREHERD_X", 7)
-
-
 def test_cache_folder_is_made(monkeypatch, tmp_path):
     monkeypatch.setenv(config.CACHE_VARIABLE, str(tmp_path / "here"))
     folder = config.cache_dir("a", "b")

@@ -36,24 +36,6 @@ def setting(variable: str) -> str | None:
     return value or None
 
 
-def integer_setting(variable: str, default: int, *, least: int = 0) -> int:
-    """Value of an environment variable that holds a whole number.
-
-    Raises:
-        UsageError: it is no whole number, or below `least`.
-    """
-    text = setting(variable)
-    if text is None:
-        return default
-    try:
-        value = int(text, 10)
-    except ValueError:
-        raise UsageError(f"the environment variable {variable} must be a whole number, not {text!r}") from None
-    if value < least:
-        raise UsageError(f"the environment variable {variable} must be at least {least}, not {value}")
-    return value
-
-
 def cache_dir(*parts: str, variable: str = CACHE_VARIABLE) -> Path:
     """Folder for what can be fetched again; `parts` name a folder in it, which is made if it is not there.
 

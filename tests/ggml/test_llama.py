@@ -46,6 +46,7 @@ def test_what_a_model_tells(model, tiny_path):
     assert model.chat_template() == tiny.CHATML
     assert model.meta("tokenizer.chat_template") == tiny.CHATML, "longer than the first room for it"
     assert model.chat_template("tool_use") is None
+    assert model.n_swa == 0
     assert not model.is_recurrent
     assert not model.has_encoder
 

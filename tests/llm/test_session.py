@@ -93,6 +93,21 @@ def test_a_conversation_reuses_what_it_shares(session):
     assert fresh.tokens[:4] == second.tokens[:4]
 
 
+def test_a_window_forgets_what_lies_before_it(session, monkeypatch):
+    """Whether there is one is libllama's to say: some architectures have a window that the file does not mention."""
+    prompt = session.tokenize("the sea and the ship")
+    list(session.generate(prompt, GREEDY))
+    monkeypatch.setattr(type(session.model), "n_swa", 16)
+    assert session.rewind(prompt) == 0
+    assert session.n_past == 0
+
+
+@pytest.mark.model
+def test_a_real_window(gemma):
+    with LlmSession.open(options(gemma, n_ctx=64)) as opened:
+        assert opened.model.n_swa == 512
+
+
 def test_an_unanswered_question_is_taken_back(session):
     conversation = Conversation(session, GREEDY)
     with pytest.raises(UsageError, match="context"):

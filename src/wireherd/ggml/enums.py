@@ -35,16 +35,6 @@ class BufferUsage(IntEnum):
     COMPUTE = 2
 
 
-class TensorFlag(IntFlag):
-    """`enum ggml_tensor_flag`; COMPUTE marks nodes that a graph really computes."""
-
-    INPUT = 1
-    OUTPUT = 2
-    PARAM = 4
-    LOSS = 8
-    COMPUTE = 16
-
-
 class Caps(IntFlag):
     """What a device can do, as `NativeDevice.caps` tells it (our own bits, not ggml's)."""
 

@@ -43,7 +43,6 @@ GGML: tuple[Row, ...] = (
     Row("ggml_commit", TEXT, (), needed=False),
     Row("ggml_log_set", None, (P, P)),
     Row("ggml_time_us", I64),
-    Row("ggml_time_init", None),
     # names and sizes
     Row("ggml_op_name", P, (INT,)),
     Row("ggml_unary_op_name", P, (INT,)),
@@ -51,9 +50,7 @@ GGML: tuple[Row, ...] = (
     Row("ggml_type_name", P, (INT,)),
     Row("ggml_blck_size", I64, (INT,)),
     Row("ggml_type_size", SIZE_T, (INT,)),
-    Row("ggml_row_size", SIZE_T, (INT, I64)),
     Row("ggml_nbytes", SIZE_T, (P,)),
-    Row("ggml_nelements", I64, (P,)),
     Row("ggml_tensor_overhead", SIZE_T),
     # contexts, tensors, graphs
     Row("ggml_init", P, (InitParams,)),
@@ -62,11 +59,9 @@ GGML: tuple[Row, ...] = (
     Row("ggml_set_no_alloc", None, (P, BOOL)),
     Row("ggml_new_tensor_1d", P, (P, INT, I64)),
     Row("ggml_new_tensor_2d", P, (P, INT, I64, I64)),
-    Row("ggml_new_tensor_3d", P, (P, INT, I64, I64, I64)),
     Row("ggml_new_tensor_4d", P, (P, INT, I64, I64, I64, I64)),
     Row("ggml_view_1d", P, (P, P, I64, SIZE_T)),
     Row("ggml_set_name", P, (P, TEXT)),
-    Row("ggml_set_input", None, (P,)),
     Row("ggml_set_output", None, (P,)),
     Row("ggml_add", P, (P, P, P)),
     Row("ggml_mul", P, (P, P, P)),
@@ -78,7 +73,6 @@ GGML: tuple[Row, ...] = (
     Row("ggml_graph_n_nodes", INT, (P,)),
     Row("ggml_graph_nodes", P, (P,)),
     Row("ggml_graph_size", INT, (P,)),
-    Row("ggml_graph_next_uid", U64, (), needed=False),
     # buffer types and buffers
     Row("ggml_backend_buft_name", TEXT, (P,)),
     Row("ggml_backend_buft_alloc_buffer", P, (P, SIZE_T)),
@@ -91,7 +85,6 @@ GGML: tuple[Row, ...] = (
     Row("ggml_backend_buffer_free", None, (P,)),
     Row("ggml_backend_buffer_get_base", P, (P,)),
     Row("ggml_backend_buffer_get_size", SIZE_T, (P,)),
-    Row("ggml_backend_buffer_get_type", P, (P,)),
     Row("ggml_backend_buffer_init_tensor", INT, (P, P)),
     Row("ggml_backend_buffer_clear", None, (P, U8)),
     Row("ggml_backend_buffer_is_host", BOOL, (P,)),
@@ -103,11 +96,9 @@ GGML: tuple[Row, ...] = (
     Row("ggml_backend_tensor_memset", None, (P, U8, SIZE_T, SIZE_T)),
     Row("ggml_backend_tensor_copy", None, (P, P)),
     # backends
-    Row("ggml_backend_name", TEXT, (P,)),
     Row("ggml_backend_free", None, (P,)),
     Row("ggml_backend_synchronize", None, (P,)),
     Row("ggml_backend_graph_compute", INT, (P, P)),
-    Row("ggml_backend_graph_compute_async", INT, (P, P)),
     # devices and registries
     Row("ggml_backend_dev_name", TEXT, (P,)),
     Row("ggml_backend_dev_description", TEXT, (P,)),
@@ -126,7 +117,6 @@ GGML: tuple[Row, ...] = (
     Row("ggml_backend_reg_count", SIZE_T),
     Row("ggml_backend_reg_get", P, (SIZE_T,)),
     Row("ggml_backend_reg_by_name", P, (TEXT,)),
-    Row("ggml_backend_register", None, (P,)),
     Row("ggml_backend_load_all_from_path", None, (TEXT,), needed=False),
     Row("ggml_backend_cpu_reg", P, (), needed=False),
 )

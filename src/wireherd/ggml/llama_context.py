@@ -227,12 +227,6 @@ class Context:
         token: int = self._c.llama_get_sampled_token_ith(self.ptr, index)
         return token
 
-    def set_sampler(self, sequence: int, sampler: Sampler | None) -> bool:
-        """Change the chain that may run on the devices for a sequence; False if it cannot run there."""
-        answer: bool = self._c.llama_set_sampler(self.ptr, sequence, sampler.ptr if sampler else 0)
-        self.samples_itself = self.samples_itself or answer
-        return answer
-
     def set_threads(self, single: int, batch: int) -> None:
         """Threads of the CPU backend for single tokens and for batches."""
         self._c.llama_set_n_threads(self.ptr, single, batch)

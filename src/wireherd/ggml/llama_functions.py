@@ -25,7 +25,6 @@ F32 = ctypes.c_float
 
 LLAMA: tuple[Row, ...] = (
     Row("llama_version", TEXT, (), needed=False),
-    Row("llama_print_system_info", TEXT),
     Row("llama_backend_init", None),
     Row("llama_log_set", None, (P, P)),
     Row("llama_max_devices", SIZE_T),
@@ -52,7 +51,6 @@ LLAMA: tuple[Row, ...] = (
     Row("llama_model_meta_val_str_by_index", I32, (P, I32, P, SIZE_T)),
     Row("llama_model_chat_template", TEXT, (P, TEXT)),
     Row("llama_model_has_encoder", BOOL, (P,)),
-    Row("llama_model_has_decoder", BOOL, (P,)),
     Row("llama_model_is_recurrent", BOOL, (P,)),
     # context
     Row("llama_init_from_model", P, (P, ContextParams)),
@@ -60,11 +58,7 @@ LLAMA: tuple[Row, ...] = (
     Row("llama_n_ctx", U32, (P,)),
     Row("llama_n_batch", U32, (P,)),
     Row("llama_n_ubatch", U32, (P,)),
-    Row("llama_n_seq_max", U32, (P,)),
     Row("llama_set_n_threads", None, (P, I32, I32)),
-    Row("llama_set_abort_callback", None, (P, P, P)),
-    Row("llama_set_warmup", None, (P, BOOL)),
-    Row("llama_set_sampler", BOOL, (P, I32, P)),
     Row("llama_decode", I32, (P, Batch)),
     Row("llama_synchronize", None, (P,)),
     Row("llama_get_logits_ith", P, (P, I32)),
@@ -75,15 +69,10 @@ LLAMA: tuple[Row, ...] = (
     Row("llama_memory_clear", None, (P, BOOL)),
     Row("llama_memory_seq_rm", BOOL, (P, I32, I32, I32)),
     Row("llama_memory_seq_cp", None, (P, I32, I32, I32, I32)),
-    Row("llama_memory_seq_keep", None, (P, I32)),
-    Row("llama_memory_seq_add", None, (P, I32, I32, I32, I32)),
-    Row("llama_memory_seq_pos_min", I32, (P, I32)),
     Row("llama_memory_seq_pos_max", I32, (P, I32)),
-    Row("llama_memory_can_shift", BOOL, (P,)),
     # vocabulary
     Row("llama_vocab_n_tokens", I32, (P,)),
     Row("llama_vocab_type", INT, (P,)),
-    Row("llama_vocab_get_text", TEXT, (P, I32)),
     Row("llama_vocab_is_eog", BOOL, (P, I32)),
     Row("llama_vocab_is_control", BOOL, (P, I32)),
     Row("llama_vocab_bos", I32, (P,)),
@@ -97,7 +86,6 @@ LLAMA: tuple[Row, ...] = (
     # samplers
     Row("llama_sampler_chain_init", P, (ChainParams,)),
     Row("llama_sampler_chain_add", None, (P, P)),
-    Row("llama_sampler_chain_n", INT, (P,)),
     Row("llama_sampler_init_greedy", P),
     Row("llama_sampler_init_dist", P, (U32,)),
     Row("llama_sampler_init_top_k", P, (I32,)),

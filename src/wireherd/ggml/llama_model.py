@@ -211,6 +211,11 @@ class Model:
         return int(self._c.llama_model_n_head_kv(self.ptr))
 
     @property
+    def n_swa(self) -> int:
+        """Positions that the layers with a sliding window look back on; 0 for a model without such layers."""
+        return int(self._c.llama_model_n_swa(self.ptr))
+
+    @property
     def size(self) -> int:
         """Bytes of all tensors."""
         return int(self._c.llama_model_size(self.ptr))

@@ -130,18 +130,6 @@ class SamplerSequence(ctypes.Structure):
     _fields_ = (("seq_id", _I32), ("sampler", P))
 
 
-class TokenData(ctypes.Structure):
-    """`struct llama_token_data`."""
-
-    _fields_ = (("id", _I32), ("logit", _F32), ("p", _F32))
-
-
-class TokenDataArray(ctypes.Structure):
-    """`struct llama_token_data_array`."""
-
-    _fields_ = (("data", P), ("size", SIZE_T), ("selected", ctypes.c_int64), ("sorted", _BOOL))
-
-
 class PerfContext(ctypes.Structure):
     """`struct llama_perf_context_data`."""
 

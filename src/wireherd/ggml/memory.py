@@ -70,11 +70,6 @@ def read_u64(address: int) -> int:
     return ctypes.c_uint64.from_address(address).value
 
 
-def read_u32(address: int) -> int:
-    """The 4 bytes at `address` as an unsigned int."""
-    return ctypes.c_uint32.from_address(address).value
-
-
 def read_i32(address: int) -> int:
     """The 4 bytes at `address` as a signed int."""
     return ctypes.c_int32.from_address(address).value

@@ -304,15 +304,11 @@ class LlmSession:
             common += 1
         if common < len(self._cached):
             # a sliding window has let go of what lies before it: cut back, it would attend to nothing there
-            forgetful = not self.options.swa_full and self._has_window()
+            forgetful = not self.options.swa_full and self.model.n_swa > 0
             if common == 0 or forgetful or not self.context.remove(0, common, -1):
                 return self.reset()
             del self._cached[common:]
         return common
-
-    def _has_window(self) -> bool:
-        architecture = self.model.meta("general.architecture") or ""
-        return (self.model.meta(f"{architecture}.attention.sliding_window") or "0") != "0"
 
     def sampler(
         self, settings: SamplerSettings, prompt: Sequence[int] = (), *, ignore_eos: bool = False

@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import subprocess
 import sys
 
 import pytest
@@ -44,6 +46,20 @@ def test_json_is_one_object(capsys, model):
     assert found["stop"] == "length"
     assert len(found["tokens"]) == found["timings"]["predicted_n"] == 8
     assert set(found["timings"]) >= {"prompt_n", "prompt_per_second", "predicted_n", "predicted_per_second"}
+
+
+def test_json_needs_no_unicode_of_the_terminal(model):
+    """What stdout cannot encode would come out as a question mark, and a script would never know."""
+    words = ("run", "--json", "-m", model, "-p", "the sea", *GREEDY, *QUICK)
+    found = []
+    for encoding in ("utf-8", "ascii"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        done = subprocess.run(
+            [sys.executable, "-m", "wireherd", *words], capture_output=True, check=True, env=environment
+        )
+        found.append(json.loads(done.stdout)["text"])
+    assert not found[0].isascii()
+    assert found[0] == found[1]
 
 
 def test_text_streams_to_stdout(capsys, model):

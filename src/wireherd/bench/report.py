@@ -143,7 +143,7 @@ def json_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result])
     opening = "[\n"
     for result in results:
         fields = record(setup, settings, result).items()
-        body = ",\n".join(f"    {json.dumps(key)}: {json.dumps(value, ensure_ascii=False)}" for key, value in fields)
+        body = ",\n".join(f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in fields)
         yield f"{opening}  {{\n{body}\n  }}"
         opening = ",\n"
     yield "\n]\n" if opening != "[\n" else "[]\n"

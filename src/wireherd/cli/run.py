@@ -161,7 +161,7 @@ def _once(session: LlmSession, args: argparse.Namespace, prompt: str, generate: 
             "timings": result.timings.to_dict(),
             "workers": session.workers(),
         }
-        print(json.dumps(answer, ensure_ascii=False))
+        print(json.dumps(answer))  # escaped: stdout need not be UTF-8, and what it lacks would come out as "?"
         return
     _stream(generation)
     _summary(generation.result)

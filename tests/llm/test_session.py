@@ -70,6 +70,17 @@ def test_stop_string_and_early_end(session):
     assert session.generate(PROMPT, GREEDY).run().text == whole
 
 
+def test_each_iteration_is_an_answer_of_its_own(session):
+    whole = session.generate(PROMPT, GREEDY).run()
+    generation = session.generate(PROMPT, GREEDY)
+    for _ in generation:
+        if len(generation.result.tokens) == 5:
+            break
+    assert generation.run().tokens == whole.tokens
+    assert generation.result.text == whole.text
+    assert generation.run().timings.predicted_n == len(whole.tokens)
+
+
 def test_a_conversation_reuses_what_it_shares(session):
     conversation = Conversation(session, GREEDY, "be brief")
     list(conversation.ask("hello"))

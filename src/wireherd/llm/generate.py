@@ -92,7 +92,8 @@ class Result:
 class Generation:
     """One answer: iterate over it for pieces of text; `result` is complete when the iteration ends.
 
-    An iteration that is left early leaves a usable session. Errors are those of `LlmSession.decode`.
+    An iteration that is left early leaves a usable session, and the next one is a new answer with a new `result`.
+    Errors are those of `LlmSession.decode`.
     """
 
     def __init__(
@@ -110,7 +111,8 @@ class Generation:
         self._on_token = on_token
 
     def __iter__(self) -> Iterator[str]:
-        session, options, result = self._session, self._options, self.result
+        session, options = self._session, self._options
+        result = self.result = Result()
         if not self._prompt:
             raise UsageError("the prompt is empty: there is nothing to continue")
         if len(self._prompt) >= session.n_ctx:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from pathlib import Path
 
 from support import processes
@@ -25,6 +26,19 @@ def cpu_s(pid):
 
 def descriptors(pid):
     return len(list(Path(f"/proc/{pid}/fd").iterdir()))
+
+
+def settled(pid, for_s=1.0, within_s=15.0):
+    """Descriptors of a process, once their number has stood still: processes that come and go are at rest."""
+    end = time.monotonic() + within_s
+    count, since = descriptors(pid), time.monotonic()
+    while time.monotonic() - since < for_s:
+        assert time.monotonic() < end, "the number of descriptors never stands still"
+        time.sleep(0.05)
+        now = descriptors(pid)
+        if now != count:
+            count, since = now, time.monotonic()
+    return count
 
 
 def session_of(worker, client):

@@ -7,8 +7,9 @@ the backend are measured from inside the wall; the two calls into libllama that 
     native = callbacks + libllama (its graph building and what the local CPU computes)
     callbacks = waiting on sockets + our Python in them
 
-What counts as our overhead is the driver and the Python in the callbacks. Keeping time costs about a microsecond a
-callback, which is in the overhead.
+What counts as our overhead is the driver and the Python in the callbacks. These are wall times: where workers share
+the machine's cores with the client, they hold the time in which a worker ran in its place, so the processor time of the
+client's thread stands beside them. Keeping time costs about a microsecond a callback, which is in the overhead.
 """
 
 from __future__ import annotations
@@ -101,6 +102,7 @@ class Profile:
     native_ms: float
     callbacks_ms: float
     waiting_ms: float
+    processor_ms: float
     round_trips: float
     slots: tuple[tuple[str, float, float], ...]
 
@@ -134,9 +136,10 @@ class Profile:
             ("Python callbacks, without waiting", self.python_ms),
             ("Python driver", self.driver_ms),
             ("client overhead (callbacks + driver)", self.overhead_ms),
+            ("processor time of this thread, in all", self.processor_ms),
         ):
-            yield f"  {name:<38}{value:>9.3f}\n"
-        yield f"  {'round trips':<38}{self.round_trips:>9.2f}\n"
+            yield f"  {name:<40}{value:>9.3f}\n"
+        yield f"  {'round trips':<40}{self.round_trips:>9.2f}\n"
         yield f"\n  {'callback':<30}{'calls':>8}{'ms':>9}   (waiting included)\n"
         for name, calls, spent in self.slots:
             yield f"  {name:<30}{calls:>8.2f}{spent:>9.3f}\n"
@@ -175,11 +178,13 @@ def profile(runner: Runner, clock: Clock, tokens: int) -> Profile:
     before = _waits(session)
     clock.clear()
     with native:
+        processor = time.thread_time_ns()
         start = time.perf_counter_ns()
         for token in drawn[_WARM_UP:]:
             session.decode([token])
             session.synchronize()
         total = time.perf_counter_ns() - start
+        processor = time.thread_time_ns() - processor
     after = _waits(session)
     rows = sorted(clock.slots.items(), key=lambda row: -row[1].total_ns)
     return Profile(
@@ -187,6 +192,7 @@ def profile(runner: Runner, clock: Clock, tokens: int) -> Profile:
         total_ms=total * _MS / tokens,
         native_ms=native.total_ns * _MS / tokens,
         callbacks_ms=clock.total_ns * _MS / tokens,
+        processor_ms=processor * _MS / tokens,
         waiting_ms=1000 * (after[0] - before[0]) / tokens,
         round_trips=(after[1] - before[1]) / tokens,
         slots=tuple((name, row.calls / tokens, row.total_ns * _MS / tokens) for name, row in rows if row.calls),

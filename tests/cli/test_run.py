@@ -1,5 +1,6 @@
 """`wireherd run`, `pull` and `devices` on this machine alone, as a script sees them."""
 
+import argparse
 import io
 import json
 import os
@@ -8,6 +9,7 @@ import sys
 
 import pytest
 
+from wireherd.cli import options
 from wireherd.cli.main import main
 from wireherd.llm import models
 from wireherd.testing import tiny
@@ -187,3 +189,10 @@ def test_an_empty_address_is_no_local_run(capsys, base, verb, rpc):
     assert out == ""
     assert "empty address" in err
     assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(("word", "means"), [("1", "on"), ("0", "off"), ("-1", "auto"), ("on", "on"), ("auto", "auto")])
+def test_flash_attention_as_llama_bench_spells_it(word, means):
+    parser = argparse.ArgumentParser()
+    options.add_compute(parser)
+    assert parser.parse_args(["-fa", word]).flash_attn == means

@@ -115,7 +115,10 @@ def add_compute(parser: argparse.ArgumentParser, *, context: bool = True) -> Non
     group.add_argument(
         "-ub", "--ubatch-size", type=_positive, default=512, metavar="N", help="physical batch (default 512)"
     )
-    group.add_argument("-fa", "--flash-attn", choices=tuple(FLASH_ATTENTION), default="auto", help="default auto")
+    group.add_argument(
+        "-fa", "--flash-attn", type=_flash_attention, choices=tuple(FLASH_ATTENTION), default="auto",
+        help="default auto; llama-bench's 1, 0 and -1 are understood",
+    )  # fmt: skip
     group.add_argument(
         "-ctk", "--cache-type-k", choices=CACHE_TYPES, default="f16", help="type of cached keys (default f16)"
     )
@@ -141,6 +144,10 @@ def _positive(text: str) -> int:
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"invalid number {text!r}: it must be whole and above zero")
     return int(text)
+
+
+def _flash_attention(text: str) -> str:
+    return {"1": "on", "0": "off", "-1": "auto"}.get(text, text)
 
 
 def _seconds(text: str) -> float:

@@ -51,9 +51,9 @@ def test_graphs_leave_in_the_order_in_which_they_are_noted(lib: ggml.Library, cl
     overtaken = threading.Event()
     sent, post = endpoint.graphs[0].sent, endpoint.post
 
-    def note(uid: int, touched) -> None:
+    def note(uid: int, touched, nbytes) -> None:
         noted.append(uid)
-        sent(uid, touched)
+        sent(uid, touched, nbytes)
 
     def slow(message, bulk=None, *, flush=False) -> None:
         if not entered.is_set():

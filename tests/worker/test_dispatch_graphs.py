@@ -118,7 +118,7 @@ def test_what_is_not_kept_cannot_run_again(worker, build):
 
 
 def test_the_last_graphs_are_kept(worker, build, monkeypatch):
-    monkeypatch.setattr(worker.state.graphs, "_capacity", 4)
+    monkeypatch.setattr(worker.state.graphs, "_limits", (4, 1 << 20))
     wire, *_ = addition(worker, build)
     for uid in range(1, 8):
         run(worker, wire, uid)
@@ -334,7 +334,7 @@ def test_graphs_stay_on_their_device(build):
 
 
 def test_small_graphs_without_a_uid_are_built_once(worker, build, monkeypatch):
-    monkeypatch.setattr(worker.state.graphs, "_capacity", 3)
+    monkeypatch.setattr(worker.state.graphs, "_limits", (3, 1 << 20))
     wire, a, _, out = addition(worker, build)
     run(worker, wire)
     first = next(iter(worker.state.graphs._small.values()))

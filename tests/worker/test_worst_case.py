@@ -15,11 +15,11 @@ from raw_client import Raw
 from fuzz.wire import Wire as Line
 from support import processes
 from wireherd.errors import BadGraph, NoSuchGraph, OutOfMemory
+from wireherd.protocol.kept import HERD_GRAPH_BYTES, HERD_GRAPHS, STOCK_GRAPH_BYTES, STOCK_GRAPHS
 from wireherd.protocol.messages_graph import GraphComputeRequest, GraphRecomputeRequest
 from wireherd.protocol.messages_stock import AllocBufferRequest, BufferGetBaseRequest, FreeBufferRequest
 from wireherd.protocol.table import Opcode
 from wireherd.protocol.tensor import HERD_TENSOR
-from wireherd.worker import graphs
 from wireherd.worker.logs import Throttle
 
 
@@ -56,12 +56,12 @@ def compute(worker, uid, ids, rows):
 def test_kept_graphs_are_bounded_in_bytes(worker, monkeypatch):
     """No limit on buffers counts them: 256 graphs of the largest frame would take 20 GiB."""
     ids, rows, handle = views(worker, 1000)
-    each = 1001 * 336
-    monkeypatch.setattr(worker.state.graphs, "_room", 10 * each)
+    each = ids.nbytes + rows.nbytes
+    monkeypatch.setattr(worker.state.graphs, "_limits", (256, 10 * each))
     for uid in range(1, 41):
         compute(worker, uid, ids, rows)
     kept = len(worker.state.graphs)
-    assert 5 <= kept <= 10
+    assert kept == 10
     do(worker, Opcode.GRAPH_RECOMPUTE, GraphRecomputeRequest(0, 40))
     do(worker, Opcode.GRAPH_RECOMPUTE, GraphRecomputeRequest(0, 41 - kept))
     with pytest.raises(NoSuchGraph):
@@ -72,21 +72,22 @@ def test_kept_graphs_are_bounded_in_bytes(worker, monkeypatch):
     assert len(worker.state.graphs) == kept
     do(worker, Opcode.FREE_BUFFER, FreeBufferRequest(handle))
     assert not len(worker.state.graphs)
-    assert worker.state.graphs._room == 10 * each
+    assert worker.state.graphs._rules[0].nbytes == 0
 
 
 def test_a_graph_larger_than_all_room_is_still_kept_alone(worker, monkeypatch):
     ids, rows, _ = views(worker, 100)
-    monkeypatch.setattr(worker.state.graphs, "_room", 1000)
+    monkeypatch.setattr(worker.state.graphs, "_limits", (256, 1000))
     for uid in (1, 2):
         compute(worker, uid, ids, rows)
         do(worker, Opcode.GRAPH_RECOMPUTE, GraphRecomputeRequest(0, uid))
     assert len(worker.state.graphs) == 1
 
 
-def test_the_bound_leaves_room_for_what_clients_keep():
-    nodes = 1000
-    assert graphs.KEPT * nodes * 800 <= graphs.KEPT_BYTES
+def test_the_bounds_leave_room_for_what_clients_keep():
+    record = HERD_TENSOR.itemsize + 8
+    assert STOCK_GRAPHS * 1500 * record <= STOCK_GRAPH_BYTES
+    assert HERD_GRAPHS * 1500 * record <= HERD_GRAPH_BYTES
 
 
 def test_a_product_cannot_make_work_memory_out_of_overlapping_rows(worker, build):

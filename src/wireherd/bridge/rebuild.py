@@ -32,11 +32,6 @@ class Block:
         self.address = self._memory.ctypes.data + start
         self.rows: NDArray[Any] = self._memory[start : start + count * TENSOR_SIZE].view(TENSOR)
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes, bytes."""
-        return int(self._memory.nbytes)
-
     def at(self, index: int) -> int:
         """Address of one struct."""
         return self.address + index * TENSOR_SIZE
@@ -83,11 +78,6 @@ class Rebuilt:
     def ptr(self) -> int:
         """Address of the `ggml_cgraph`; 0 once closed."""
         return self._graph.ptr
-
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes, bytes, tensor structs included."""
-        return self._graph.nbytes + self.block.nbytes
 
     def close(self) -> None:
         """Free the graph."""

@@ -119,5 +119,5 @@ class RemoteBackends:
             return
         endpoint = self._endpoint
         node_ids, tensors = endpoint.wire_graph(snapshot)
-        self._graphs.sent(uid, np.unique(tensors["buffer"]).tolist())
+        self._graphs.sent(uid, np.unique(tensors["buffer"]).tolist(), node_ids.nbytes + tensors.nbytes)
         endpoint.post(GraphComputeRequest(self._device, uid, node_ids, tensors), flush=True)

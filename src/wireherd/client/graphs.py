@@ -6,7 +6,7 @@ Both ends decide from the same stream of commands, so no message is ever needed 
     before 3.5   nothing is kept
     3.5 to 7     the last graph of each device, by its uid
     8.0          every uid at first sight, 1,024 a device; a full map is emptied before the next one goes in
-    our own      the last 256 that were sent whole
+    our own      the last 256 that were sent whole, as long as their records are below 256 MiB together
 
 Freeing a buffer drops the graphs that touch it on our worker, all of them on a stock server. A stock 8.0 client is not
 aware of that; ours is.
@@ -14,17 +14,14 @@ aware of that; ours is.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
+
+from wireherd.protocol.kept import STOCK_GRAPHS, KeptGraphs
 
 if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from wireherd.protocol.dialect import Dialect
-
-#: `GRAPH_CACHE_MAX` of stock 8.0, which both ends must agree on
-CAPACITY: Final = 1024
-#: what our worker keeps, which both ends must agree on too
-HERD_CAPACITY: Final = 256
 
 
 class GraphStore(Protocol):
@@ -33,8 +30,11 @@ class GraphStore(Protocol):
     def holds(self, uid: int) -> bool:
         """Whether a graph of this uid can be run again by name."""
 
-    def sent(self, uid: int, touched: Iterable[int]) -> None:
-        """Take note that the whole graph goes out now (0 is never kept), and of the handles of its buffers."""
+    def sent(self, uid: int, touched: Iterable[int], nbytes: int) -> None:
+        """Take note that the whole graph goes out now, in `nbytes` bytes of records, and of its buffers' handles.
+
+        uid 0 is never kept.
+        """
 
     def freed(self, handle: int) -> None:
         """Take note that a buffer is freed."""
@@ -48,7 +48,7 @@ class NoGraphs:
         del uid
         return False
 
-    def sent(self, uid: int, touched: Iterable[int]) -> None:
+    def sent(self, uid: int, touched: Iterable[int], nbytes: int) -> None:
         """Nothing to note."""
 
     def freed(self, handle: int) -> None:
@@ -65,9 +65,9 @@ class LastGraph:
         """Whether `uid` was the last one sent."""
         return uid != 0 and uid == self._uid
 
-    def sent(self, uid: int, touched: Iterable[int]) -> None:
+    def sent(self, uid: int, touched: Iterable[int], nbytes: int) -> None:
         """It takes the place of the one before, also when it has no uid."""
-        del touched
+        del touched, nbytes
         self._uid = uid
 
     def freed(self, handle: int) -> None:
@@ -79,7 +79,7 @@ class LastGraph:
 class GraphSet:
     """Every uid since the last time the set was full: the rule of stock 8.0."""
 
-    def __init__(self, capacity: int = CAPACITY) -> None:
+    def __init__(self, capacity: int = STOCK_GRAPHS) -> None:
         self._capacity = capacity
         self._uids: set[int] = set()
 
@@ -87,9 +87,9 @@ class GraphSet:
         """Whether `uid` is among them."""
         return uid in self._uids
 
-    def sent(self, uid: int, touched: Iterable[int]) -> None:
+    def sent(self, uid: int, touched: Iterable[int], nbytes: int) -> None:
         """Add it; a full set is emptied first, as the server does at the same command."""
-        del touched
+        del touched, nbytes
         if not uid:
             return
         if len(self._uids) >= self._capacity:
@@ -105,27 +105,28 @@ class GraphSet:
 class GraphQueue:
     """The uids last sent whole: the rule of our own worker."""
 
-    def __init__(self, capacity: int = HERD_CAPACITY) -> None:
-        self._capacity = capacity
-        #: uid → handles of the buffers it touches, oldest first
+    def __init__(self, rule: KeptGraphs | None = None) -> None:
+        self._rule = KeptGraphs() if rule is None else rule
+        #: uid → handles of the buffers it touches
         self._touched: dict[int, frozenset[int]] = {}
 
     def holds(self, uid: int) -> bool:
         """Whether `uid` is among them."""
         return uid in self._touched
 
-    def sent(self, uid: int, touched: Iterable[int]) -> None:
-        """Add it as the newest; the oldest goes if there are too many."""
+    def sent(self, uid: int, touched: Iterable[int], nbytes: int) -> None:
+        """Add it as the newest; the oldest go if there are too many or too much."""
         if not uid:
             return
-        self._touched.pop(uid, None)
-        if len(self._touched) >= self._capacity:
-            del self._touched[next(iter(self._touched))]
+        for gone in self._rule.keep(uid, nbytes):
+            del self._touched[gone]
         self._touched[uid] = frozenset(touched)
 
     def freed(self, handle: int) -> None:
         """Drop those that touch the buffer."""
-        self._touched = {uid: touched for uid, touched in self._touched.items() if handle not in touched}
+        for uid in [uid for uid, touched in self._touched.items() if handle in touched]:
+            del self._touched[uid]
+            self._rule.drop(uid)
 
 
 def store_for(dialect: Dialect) -> GraphStore:

@@ -35,11 +35,6 @@ class BuiltGraph:
         self._free = free
         self._memory: ctypes.Array[Any] | None = block
 
-    @property
-    def nbytes(self) -> int:
-        """Memory that it takes, bytes; the tensor structs are not counted."""
-        return 0 if self._memory is None else ctypes.sizeof(self._memory)
-
     def close(self) -> None:
         """Free the graph; `ptr` becomes 0."""
         if self._context:

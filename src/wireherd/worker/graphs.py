@@ -1,13 +1,10 @@
 """Graphs of one session: checked, rebuilt, run, and kept for GRAPH_RECOMPUTE.
 
 What is kept follows from the commands alone, so both ends know it without asking. From 8.0 on, and in our extension,
-every graph with a uid is kept, the last 1,024 of each device (256 in our extension). Clients forget more at once (all
-of them when they have sent as many, and ours when it frees a buffer), but none counts on an older graph than that.
+every graph with a uid is kept, the last ones of each device by number and by bytes (`protocol.kept`): no limit on
+buffers counts this memory. A stock client forgets all of them at once, but counts on none that is older than that.
 Before 8.0 a device has one kept graph, the last. Freeing a buffer drops the graphs that touch it, and only those: a
 client that runs one of the others again must find it.
-
-No limit on buffers counts this memory, so the oldest graphs go too when all together outgrow `KEPT_BYTES`. That is
-more than clients keep for a model: a thousand graphs of a thousand nodes.
 """
 
 from __future__ import annotations
@@ -20,6 +17,7 @@ from wireherd.bridge import rebuild
 from wireherd.errors import BadGraph, Cancelled, GgmlFailed, GraphFailed, NoSuchGraph, UnsupportedOp
 from wireherd.ggml import memory
 from wireherd.ggml.enums import Status
+from wireherd.protocol.kept import HERD_GRAPH_BYTES, HERD_GRAPHS, STOCK_GRAPH_BYTES, STOCK_GRAPHS, KeptGraphs
 from wireherd.protocol.tensor import to_herd
 from wireherd.protocol.version import Version
 from wireherd.worker import indices, validate
@@ -36,12 +34,6 @@ if TYPE_CHECKING:
     from wireherd.worker.facts import Types
     from wireherd.worker.ops import OpTable
 
-#: kept graphs a device: the constant of stock 8.0, whose clients count on it
-KEPT: Final = 1024
-#: the same for our own clients; half a megabyte each for a small model, so this bounds a long session's memory
-KEPT_HERD: Final = 256
-#: the same in bytes, for all devices of a session together
-KEPT_BYTES: Final = 1 << 30
 #: largest graph without a uid that is remembered by its content, bytes of records
 _SMALL: Final = 16 << 10
 #: first version that names graphs, and first whose ggml marks the nodes that are to run
@@ -62,14 +54,12 @@ class Part:
 class Kept:
     """A rebuilt graph."""
 
-    __slots__ = ("device", "nbytes", "parts", "touched")
+    __slots__ = ("device", "parts", "touched")
 
     def __init__(self, device: Device, parts: list[Part], touched: frozenset[Buffer]) -> None:
         self.device = device
         self.parts = parts
         self.touched = touched
-        #: memory that it takes, once it is complete
-        self.nbytes = 0
 
     def close(self) -> None:
         """Free it."""
@@ -91,8 +81,9 @@ class Graphs:
         self._narrow = False
         self._compute_flag = True
         self._by_uid = True
-        self._capacity = KEPT
-        self._room = KEPT_BYTES
+        #: by device: what `_kept` holds, counted as the client counts
+        self._rules: dict[int, KeptGraphs] = {}
+        self._limits = (STOCK_GRAPHS, STOCK_GRAPH_BYTES)
         self.cancelled = False
 
     def speak(self, dialect: Dialect, numbers: NumberMap | None) -> None:
@@ -101,7 +92,9 @@ class Graphs:
         self._narrow = not dialect.herd
         self._compute_flag = dialect.version >= _WITH_COMPUTE_FLAG
         self._by_uid = dialect.version >= _WITH_UIDS
-        self._capacity = KEPT_HERD if dialect.herd else KEPT
+        self._limits = (HERD_GRAPHS, HERD_GRAPH_BYTES) if dialect.herd else (STOCK_GRAPHS, STOCK_GRAPH_BYTES)
+        if not self._by_uid:
+            self._limits = (1, STOCK_GRAPH_BYTES)
 
     def __len__(self) -> int:
         return sum(len(kept) for kept in self._kept.values())
@@ -116,29 +109,23 @@ class Graphs:
             self._run(self._remembered(device, node_ids, tensors))
             return
         graph = self._build(device, uid, node_ids, tensors)
-        if not self._by_uid:
-            self._keep(device, 0, graph, 1)
-        elif uid:
-            self._keep(device, uid, graph, self._capacity)
+        if uid or not self._by_uid:
+            self._keep(device, uid if self._by_uid else 0, graph, node_ids.nbytes + tensors.nbytes)
         try:
             self._run(graph)
         finally:
             if self._by_uid and not uid:
                 graph.close()
 
-    def _keep(self, device: Device, uid: int, graph: Kept, capacity: int) -> None:
-        """Keep a graph in place of one of the same uid, or of the oldest ones where there are too many or too much."""
+    def _keep(self, device: Device, uid: int, graph: Kept, nbytes: int) -> None:
+        """Keep a graph in place of one of the same uid, and of the oldest ones where there are too many or too much."""
         kept = self._kept.setdefault(device.index, {})
+        rule = self._rules.setdefault(device.index, KeptGraphs(*self._limits))
         if uid in kept:
-            self._let_go(kept.pop(uid))
-        self._room -= graph.nbytes
-        while kept and (len(kept) >= capacity or self._room < 0):
-            self._let_go(kept.pop(next(iter(kept))))
+            kept.pop(uid).close()
+        for oldest in rule.keep(uid, nbytes):
+            kept.pop(oldest).close()
         kept[uid] = graph
-
-    def _let_go(self, graph: Kept) -> None:
-        self._room += graph.nbytes
-        graph.close()
 
     def _remembered(self, device: Device, node_ids: NDArray[np.uint64], tensors: NDArray[Any]) -> Kept:
         """A graph without a uid, found by its bytes: a tensor split sends the same few small ones at every token."""
@@ -146,7 +133,7 @@ class Graphs:
         graph = self._small.get(key)
         if graph is None:
             graph = self._build(device, 0, node_ids, tensors)
-            if len(self._small) >= self._capacity:
+            if len(self._small) >= self._limits[0]:
                 self._small.pop(next(iter(self._small))).close()
             self._small[key] = graph
         return graph
@@ -190,9 +177,10 @@ class Graphs:
 
     def forget(self, buffer: Buffer) -> None:
         """Drop the graphs that touch a buffer; to be called before it is freed."""
-        for kept in self._kept.values():
+        for index, kept in self._kept.items():
             for uid in [uid for uid, graph in kept.items() if buffer in graph.touched]:
-                self._let_go(kept.pop(uid))
+                kept.pop(uid).close()
+                self._rules[index].drop(uid)
         for key in [key for key, graph in self._small.items() if buffer in graph.touched]:
             self._small.pop(key).close()
 
@@ -200,10 +188,11 @@ class Graphs:
         """Drop all graphs."""
         for kept in self._kept.values():
             for graph in kept.values():
-                self._let_go(graph)
+                graph.close()
         for graph in self._small.values():
             graph.close()
         self._kept.clear()
+        self._rules.clear()
         self._small.clear()
 
     def _local(self, tensors: NDArray[Any]) -> NDArray[Any]:
@@ -246,7 +235,6 @@ class Graphs:
         except BaseException:
             whole.close()
             raise
-        whole.nbytes = sum(part.graph.nbytes for part in parts)
         return whole
 
     def _ask(self, device: Device, block: rebuild.Block, n_nodes: int, rows: NDArray[Any]) -> None:

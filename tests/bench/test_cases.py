@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from wireherd.bench.cases import BenchSettings, Case, counts
+from wireherd.bench.cases import BenchSettings, Case, counts, pair
 from wireherd.errors import UsageError
 from wireherd.llm.options import LlamaOptions
 
@@ -21,9 +21,28 @@ def test_prompts_come_first_and_zeros_are_left_out():
 def test_counts():
     assert counts("512") == (512,)
     assert counts("1,2,0") == (1, 2, 0)
+    assert counts("8-10,1") == (8, 9, 10, 1)
+    assert counts("0-512+200") == (0, 200, 400)
+    assert counts("1-9*2") == (1, 2, 4, 8)
 
 
-@pytest.mark.parametrize("text", ["", "a", "1,,2", "1.5", "-1", "1-2"])
+def test_pairs_and_depths():
+    settings = BenchSettings(llama=LLAMA, prompts=(512,), generated=(0,), pairs=((512, 128),), depths=(0, 64))
+    names = [case.name for case in settings.cases()]
+    assert names == ["pp512", "pp512+tg128", "pp512 @ d64", "pp512+tg128 @ d64"]
+    assert settings.fitted().n_ctx == 704
+    assert pair("512,128") == (512, 128)
+
+
+@pytest.mark.parametrize("text", ["", "1", "1,2,3", "a,b", "1,-2"])
+def test_bad_pairs_are_refused(text):
+    with pytest.raises(UsageError):
+        pair(text)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "a", "1,,2", "1.5", "-1", "2-1", "1-2+0", "1-2*1", "0-4*2", "1-2-3", "1-", "1-5000", "²"]
+)
 def test_bad_counts_are_refused(text):
     with pytest.raises(UsageError):
         counts(text)

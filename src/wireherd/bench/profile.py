@@ -154,7 +154,7 @@ def roomy(settings: BenchSettings) -> BenchSettings:
     counts = tuple(count + _WARM_UP for count in settings.generated if count)
     if not counts:
         raise UsageError("--profile looks at generated tokens: give -n a number above zero")
-    return replace(settings, prompts=(), generated=counts)
+    return replace(settings, prompts=(), generated=counts, pairs=(), depths=(0,))
 
 
 def profile(runner: Runner, clock: Clock, tokens: int) -> Profile:

@@ -1,4 +1,4 @@
-"""llama-bench's two most read formats: a Markdown table and a JSON array.
+"""llama-bench's formats: a Markdown table, JSON, JSON lines, CSV and SQL.
 
 Keys, their order and their types are those of tools/llama-bench/llama-bench.cpp (`test::get_fields`,
 `get_field_type`, `markdown_printer`), so that what reads its output reads ours. Own keys stand after them.
@@ -6,20 +6,22 @@ Keys, their order and their types are those of tools/llama-bench/llama-bench.cpp
 
 from __future__ import annotations
 
+import csv
+import io
 import json
 import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final, NamedTuple
 
 from wireherd.bench import stats
+from wireherd.bench.cases import Case
 from wireherd.llm.options import LlamaOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Sequence
+    from collections.abc import Callable, Iterator, Sequence
 
-    from wireherd.bench.cases import BenchSettings, Case
+    from wireherd.bench.cases import BenchSettings
 
-FORMATS: Final = ("md", "json")
 #: llama-bench prints a bool; "auto" is -1, as in `enum llama_flash_attn_type`
 _FLASH: Final[dict[str, bool | int]] = {"on": True, "off": False, "auto": -1}
 _GIB: Final = 1024**3
@@ -63,6 +65,11 @@ class Result:
     def samples_ts(self) -> list[float]:
         """Tokens per second of each repetition."""
         return stats.rates(self.case.tokens, self.samples_ns)
+
+
+#: stands in where only a record's keys and types matter
+_NOTHING: Final = Result(Case(), (1,), "")
+_SQL_TYPES: Final = {str: "TEXT", int: "INTEGER", float: "REAL"}
 
 
 class _Column(NamedTuple):
@@ -126,7 +133,7 @@ def record(setup: Setup, settings: BenchSettings, result: Result) -> dict[str, o
         "fit_min_ctx": 0,
         "n_prompt": result.case.n_prompt,
         "n_gen": result.case.n_gen,
-        "n_depth": 0,
+        "n_depth": result.case.n_depth,
         "test_time": result.test_time,
         "avg_ns": round(stats.mean(result.samples_ns)),
         "stddev_ns": round(stats.deviation(result.samples_ns)),
@@ -140,13 +147,53 @@ def record(setup: Setup, settings: BenchSettings, result: Result) -> dict[str, o
 
 def json_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]) -> Iterator[str]:
     """Pieces of the JSON array, each as soon as its case is measured."""
-    opening = "[\n"
+    yield "[\n"
+    opening = ""
     for result in results:
         fields = record(setup, settings, result).items()
         body = ",\n".join(f"    {json.dumps(key)}: {json.dumps(value)}" for key, value in fields)
         yield f"{opening}  {{\n{body}\n  }}"
         opening = ",\n"
-    yield "\n]\n" if opening != "[\n" else "[]\n"
+    yield "\n]\n"
+
+
+def jsonl_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]) -> Iterator[str]:
+    """One JSON object a line."""
+    yield ""
+    for result in results:
+        yield json.dumps(record(setup, settings, result)) + "\n"
+
+
+def _flat(setup: Setup, settings: BenchSettings, result: Result) -> dict[str, str | int | float]:
+    """A record for a table of a database: no samples, lists joined, truth as 1 and 0, as llama-bench has it."""
+    flat: dict[str, str | int | float] = {}
+    for key, value in record(setup, settings, result).items():
+        if isinstance(value, list):
+            if not key.startswith("samples_"):
+                flat[key] = ",".join(map(str, value))
+        else:
+            flat[key] = value if isinstance(value, float) else int(value) if isinstance(value, int) else str(value)
+    return flat
+
+
+def csv_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]) -> Iterator[str]:
+    """Rows of a CSV file, its header first."""
+    yield ",".join(_flat(setup, settings, _NOTHING)) + "\n"
+    for result in results:
+        text = io.StringIO()
+        csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(_flat(setup, settings, result).values())
+        yield text.getvalue()
+
+
+def sql_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]) -> Iterator[str]:
+    """Statements for sqlite3: the table if it is not there yet, and a row for each case."""
+    columns = _flat(setup, settings, _NOTHING)
+    types = ",\n".join(f"  {key} {_SQL_TYPES[type(value)]}" for key, value in columns.items())
+    yield f"CREATE TABLE IF NOT EXISTS llama_bench (\n{types}\n);\n\n"
+    for result in results:
+        values = (str(value).replace("'", "''") for value in _flat(setup, settings, result).values())
+        quoted = ", ".join(f"'{value}'" for value in values)
+        yield f"INSERT INTO llama_bench ({', '.join(columns)}) VALUES ({quoted});\n"  # noqa: S608  text for sqlite3, with quotes doubled
 
 
 def _columns(setup: Setup, llama: LlamaOptions) -> list[tuple[_Column, str]]:
@@ -191,11 +238,21 @@ def markdown_lines(setup: Setup, settings: BenchSettings, results: Iterator[Resu
     ]
     test, speed = _Column("test", 15), _Column("t/s", 20)
     columns = [*(column for column, _ in shared), test, speed]
-    yield "|" + "".join(column.cell(column.name) for column in columns) + "\n"
-    yield "|" + "".join(column.rule() for column in columns) + "\n"
+    names = "".join(column.cell(column.name) for column in columns)
+    yield f"|{names}\n|{''.join(column.rule() for column in columns)}\n"
     for result in results:
         rates = result.samples_ts
         cells = [column.cell(value) for column, value in shared]
         cells += [test.cell(result.case.name), speed.cell(f"{stats.mean(rates):.2f} ± {stats.deviation(rates):.2f}")]
         yield "|" + "".join(cells) + "\n"
     yield f"\nbuild: {setup.build} ({build_number(setup.build)})\n"
+
+
+#: each gives one piece before the cases, one for each case, and at most one after them
+FORMATS: Final[dict[str, Callable[[Setup, BenchSettings, Iterator[Result]], Iterator[str]]]] = {
+    "md": markdown_lines,
+    "csv": csv_lines,
+    "json": json_lines,
+    "jsonl": jsonl_lines,
+    "sql": sql_lines,
+}

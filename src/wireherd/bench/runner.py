@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 import time
+from dataclasses import replace
 from datetime import datetime, timezone
 from typing import TYPE_CHECKING, Final
 
@@ -16,7 +17,7 @@ from wireherd.llm.options import default_threads
 from wireherd.llm.session import LlmSession
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator
+    from collections.abc import Callable, Iterator
 
     from wireherd.bench.cases import BenchSettings, Case
     from wireherd.llm.fetch import Progress
@@ -59,25 +60,38 @@ class Runner:
         else:
             yield from (share.device.name.rstrip("0123456789") for share in self.session.plan)
 
-    def results(self) -> Iterator[Result]:
+    def results(self, tell: Callable[[str], object] = lambda _: None) -> Iterator[Result]:
         """Run all cases, one after the other.
+
+        Args:
+            tell: called with a line about each run before it begins.
 
         Raises:
             WorkerError: a worker failed.
             GgmlFailed: this machine failed.
         """
-        for case in self.settings.cases():
+        cases = self.settings.cases()
+        for number, case in enumerate(cases, 1):
+            if number > 1:
+                time.sleep(self.settings.delay_s)
+            label = f"test {number}/{len(cases)}, {case.name}"
             if self.settings.warm_up:
+                tell(f"{label}: warm-up")
                 # a whole prompt, as its graphs are built by size; one token, as all after it are alike
-                self.run(case if case.n_prompt else type(case)(n_gen=1))
+                self.run(replace(case, n_gen=min(case.n_gen, 1)))
             began = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ")
-            samples = tuple(self.run(case) for _ in range(self.settings.repetitions))
-            yield Result(case, samples, began)
+            samples = []
+            for repetition in range(1, self.settings.repetitions + 1):
+                tell(f"{label}: run {repetition}/{self.settings.repetitions}")
+                samples.append(self.run(case))
+            yield Result(case, tuple(samples), began)
 
     def run(self, case: Case) -> int:
-        """Run a case once on an empty context; returns nanoseconds."""
+        """Run a case once on a context filled to its depth, which takes no part in the nanoseconds returned."""
         session = self.session
         session.reset()
+        if case.n_depth:
+            session.decode(self.tokens(case.n_depth))
         session.synchronize()
         prompt, generated = self.tokens(case.n_prompt), self.tokens(case.n_gen)
         start = time.perf_counter_ns()

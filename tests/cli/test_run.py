@@ -152,6 +152,16 @@ def test_a_base_model_does_not_chat(capsys, base):
 def test_no_such_model(capsys):
     _, err = run(capsys, "run", "-m", "/no/such/model.gguf", "-p", "x", code=2)
     assert err == "wireherd: there is no model file /no/such/model.gguf\n"
+    _, err = run(capsys, "run", "-m", "smollm", "-p", "x", code=2)
+    assert err == f"wireherd: there is no model file smollm, nor a known model of that name: {models.names()}\n"
+
+
+def test_a_file_that_is_no_capture(capsys, tmp_path):
+    path = tmp_path / "notes.txt"
+    path.write_text("# not a capture\n" * 9)
+    out, err = run(capsys, "explain", "--c2s", str(path), "--s2c", str(path), code=1)
+    assert out.count("0 frames") == 2
+    assert err == "wireherd: there is not one whole frame in these files: they are no captured connection\n"
 
 
 def test_a_profile_is_no_json(capsys, model):

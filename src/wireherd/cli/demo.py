@@ -45,7 +45,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "thread each, and compare the tokens. Exits with 0 only if they are equal.",
     )
     parser.add_argument("-p", "--prompt", default=_PROMPT, metavar="TEXT", help="what to ask")
-    parser.add_argument("-n", "--predict", type=int, default=64, metavar="N", help="most tokens (default 64)")
+    parser.add_argument(
+        "-n", "--predict", type=options.positive, default=64, metavar="N", help="most tokens (default 64)"
+    )
     parser.add_argument("--offline", action="store_true", help="fetch nothing")
     options.add_library(parser)
     options.add_common(parser)

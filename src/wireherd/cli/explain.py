@@ -6,13 +6,15 @@ import lzma
 import pathlib
 from typing import TYPE_CHECKING
 
-from wireherd.errors import UsageError
+from wireherd.errors import RemoteProtocolError, UsageError
 from wireherd.protocol.explain import explain
 
 if TYPE_CHECKING:
     import argparse
 
 _XZ_MAGIC = b"\xfd7zXZ\x00"
+#: lines that only count bytes, one a side
+_TOTALS = 2
 
 
 def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -29,8 +31,13 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Print the lines."""
-    for line in explain(_read(args.c2s), _read(args.s2c)):
+    c2s, s2c = _read(args.c2s), _read(args.s2c)
+    lines = 0
+    for line in explain(c2s, s2c):
         print(line)
+        lines += 1
+    if lines == _TOTALS and (c2s or s2c):
+        raise RemoteProtocolError("there is not one whole frame in these files: they are no captured connection")
     return 0
 
 

@@ -45,8 +45,9 @@ def add_model(parser: argparse.ArgumentParser, *, required: bool = True) -> None
     """Add the flags that name a model."""
     group = parser.add_argument_group("model")
     which = group.add_mutually_exclusive_group(required=required)
-    known = ", ".join(model.name for model in models.KNOWN)
-    which.add_argument("-m", "--model", type=filled, metavar="FILE", help=f"GGUF file, or a known model: {known}")
+    which.add_argument(
+        "-m", "--model", type=filled, metavar="FILE", help=f"GGUF file, or a known model: {models.names()}"
+    )
     which.add_argument("-hf", "--hf-repo", type=filled, metavar="USER/REPO[:QUANT]", help="model on Hugging Face")
     group.add_argument("--offline", action="store_true", help="fetch nothing, use what is in the cache")
 
@@ -93,11 +94,9 @@ def add_compute(parser: argparse.ArgumentParser, *, context: bool = True) -> Non
         metavar="REGEX=DEVICE,...",
         help="put tensors whose names match on a device of your choice (CPU, or a device's name)",
     )
+    group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads here (default: by the machine)")
     group.add_argument(
-        "-t", "--threads", type=_positive, metavar="N", help="CPU threads here (default: by the machine)"
-    )
-    group.add_argument(
-        "-tb", "--threads-batch", type=_positive, metavar="N", help="CPU threads for prompts (default: -t)"
+        "-tb", "--threads-batch", type=positive, metavar="N", help="CPU threads for prompts (default: -t)"
     )
     parser.set_defaults(ctx_size=_CONTEXT)
     if context:
@@ -110,10 +109,10 @@ def add_compute(parser: argparse.ArgumentParser, *, context: bool = True) -> Non
             help="context in tokens (default %(default)s, 0 = the model's own)",
         )
     group.add_argument(
-        "-b", "--batch-size", type=_positive, default=2048, metavar="N", help="logical batch (default 2048)"
+        "-b", "--batch-size", type=positive, default=2048, metavar="N", help="logical batch (default 2048)"
     )
     group.add_argument(
-        "-ub", "--ubatch-size", type=_positive, default=512, metavar="N", help="physical batch (default 512)"
+        "-ub", "--ubatch-size", type=positive, default=512, metavar="N", help="physical batch (default 512)"
     )
     group.add_argument(
         "-fa", "--flash-attn", type=_flash_attention, choices=tuple(FLASH_ATTENTION), default="auto",
@@ -140,7 +139,8 @@ def filled(text: str) -> str:
     return text
 
 
-def _positive(text: str) -> int:
+def positive(text: str) -> int:
+    """Type of a flag whose value counts something there must be at least one of."""
     if not text.isdecimal() or not int(text):
         raise argparse.ArgumentTypeError(f"invalid number {text!r}: it must be whole and above zero")
     return int(text)
@@ -190,6 +190,8 @@ def model_path(args: argparse.Namespace, progress: Progress) -> Path:
     path = Path(args.model).expanduser()
     if not path.exists() and models.find(args.model):
         return models.pull(args.model, progress=progress, offline=args.offline)
+    if not path.exists() and path.name == args.model and path.suffix != ".gguf":
+        raise UsageError(f"there is no model file {path}, nor a known model of that name: {models.names()}")
     return path
 
 

@@ -46,8 +46,7 @@ def main(args: argparse.Namespace) -> int:
     else:
         model = models.find(args.name)
         if model is None:
-            names = ", ".join(each.name for each in models.KNOWN)
-            raise UsageError(f"no known model is called {args.name!r}: there are {names}")
+            raise UsageError(f"no known model is called {args.name!r}: there are {models.names()}")
         sys.stderr.write(f"{model.about}. Licence: {model.licence}.\n")
         with bar() as progress:
             path = models.pull(args.name, progress=progress, offline=args.offline)

@@ -104,6 +104,11 @@ def find(name: str) -> KnownModel | None:
     return next((model for model in KNOWN if model.name == wanted), None)
 
 
+def names() -> str:
+    """Names of all known models, for people."""
+    return ", ".join(model.name for model in KNOWN)
+
+
 def models_dir() -> Path:
     """Folder of the fetched models."""
     return config.cache_dir("models")

@@ -1,14 +1,19 @@
 """The frame of the command line: verbs, exit codes, one sentence for everything that goes wrong."""
 
+import os
 import subprocess
 import sys
 import types
+from pathlib import Path
 
 import pytest
 
 from wireherd.cli import main as entry
 from wireherd.cli.main import VERBS, main
 from wireherd.errors import ModelError, UsageError, WorkerLost
+
+#: a device on which every write finds the disk full (Linux)
+FULL = Path("/dev/full")
 
 
 def ended(capsys, *words):
@@ -40,7 +45,8 @@ def ended(capsys, *words):
         (("run", "-hf", ""), "must not be empty"),
         (("run", "-m", "x", "-ts", ""), "must not be empty"),
         (("run", "-m", "x", "-ot", ""), "must not be empty"),
-        (("bench", "-m", "x", "-c", "512"), "unrecognized arguments: -c"),
+        (("bench", "-m", "x", "-c", "512"), "unrecognized arguments: -c 512 (see wireherd bench --help)"),
+        (("demo", "-n", "0"), "whole and above zero"),
     ],
 )
 def test_usage_errors_are_one_line_and_code_2(capsys, words, said):
@@ -121,3 +127,30 @@ def test_a_closed_pipe_is_quiet():
     ) as process:
         process.stdout.close()
         assert process.stderr.read() == b""
+
+
+@pytest.mark.skipif(not FULL.exists(), reason="no /dev/full here")
+@pytest.mark.parametrize("unbuffered", ["", "1"])
+@pytest.mark.parametrize("words", [("--help",), ("pull", "--list"), ("devices",)])
+def test_a_full_disk_is_one_sentence(words, unbuffered):
+    with FULL.open("w") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "wireherd", *words],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONUNBUFFERED": unbuffered},
+        )
+    if words == ("--help",) and unbuffered:
+        return  # argparse itself ignores it
+    assert (done.returncode, done.stderr) == (1, "wireherd: cannot write the output: No space left on device\n")
+
+
+@pytest.mark.parametrize("closed", ["<&-", ">&-", "2>&-", "<&- >&- 2>&-"])
+def test_closed_streams_do_no_harm(closed):
+    words = [sys.executable, "-m", "wireherd", "pull", "--list"]
+    done = subprocess.run(
+        ["sh", "-c", f'"$@" {closed}', "sh", *words], capture_output=True, text=True, check=False, timeout=60
+    )
+    assert (done.returncode, done.stderr) == (0, "")

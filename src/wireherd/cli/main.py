@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import importlib
 import io
 import os
 import signal
 import sys
 import traceback
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, NoReturn
 
 from wireherd import __version__
@@ -31,6 +33,7 @@ VERBS: Final = {
 }
 _FAILURE: Final = 1
 _USAGE: Final = 2
+_DISK_FULL: Final = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 
 
 class Parser(argparse.ArgumentParser):
@@ -67,15 +70,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     Args:
         argv: Arguments after the program's name; None takes them from the process.
     """
+    _open_closed_streams()
     words = list(sys.argv[1:] if argv is None else argv)
     parser, modules = _build(words[:1] if words and words[0] in VERBS else list(VERBS))
     try:
-        args = parser.parse_args(words)
+        args, unknown = parser.parse_known_args(words)
+        if unknown:
+            parser.prog += f" {args.verb}"
+            parser.error(f"unrecognized arguments: {' '.join(unknown)}")
     except SystemExit as leaving:  # --help, --version and usage errors
         code = leaving.code if isinstance(leaving.code, int) else _USAGE
-        return code if _flushed() else _FAILURE
+        return _leave(code)
     except BrokenPipeError:
-        _flushed()
+        _flush()
         return _FAILURE
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="replace")  # a terminal without UTF-8 must not end an answer
@@ -88,23 +95,46 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
     except BrokenPipeError:  # the reader of our output has seen enough
-        _flushed()
+        _flush()
         return _FAILURE
     except Exception as error:  # noqa: BLE001 - the last wall: a fault of ours must not look like the user's
+        _flush()
+        if isinstance(error, OSError) and error.errno in _DISK_FULL:
+            return _complain(_unwritten(error), _FAILURE, verbose)
         return _complain(
             f"internal fault: {type(error).__name__}: {error} (--verbose shows the trace)", _FAILURE, verbose
         )
-    return code if _flushed() else _FAILURE
+    return _leave(code)
 
 
-def _flushed() -> bool:
-    """Bring out what was printed; if nobody reads it any more, see that Python does not complain at its end."""
+def _open_closed_streams() -> None:
+    """Give a process that was started without stdin, stdout or stderr an empty one, as if it were /dev/null."""
+    for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open(mode, encoding="utf-8"))  # noqa: SIM115 - for the whole process
+
+
+def _flush() -> OSError | None:
+    """Bring out what was printed; drop what cannot be written, or Python would complain of it at its end."""
     try:
         sys.stdout.flush()
-    except BrokenPipeError:
+    except OSError as error:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return False
-    return True
+        return error
+    return None
+
+
+def _leave(code: int) -> int:
+    error = _flush()
+    if error is None:
+        return code
+    if not isinstance(error, BrokenPipeError):
+        _complain(_unwritten(error), _FAILURE, verbose=False)
+    return _FAILURE
+
+
+def _unwritten(error: OSError) -> str:
+    return f"cannot write the output: {error.strerror or error}"
 
 
 def _complain(sentence: str, code: int, verbose: bool) -> int:

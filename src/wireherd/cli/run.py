@@ -204,11 +204,13 @@ def _chat(session: LlmSession, llama: LlamaOptions, generate: GenerateOptions, s
             try:
                 _stream(conversation.ask(line))
             except KeyboardInterrupt:
+                if terminal and not (conversation.last and conversation.last.result.tokens):
+                    sys.stderr.write("\n")  # no answer has ended the line of the ^C
                 if session.failed:  # its workers dropped the work, and with it the session
                     sys.stderr.write("(stopped; loading the model again)\n")
                     session.close()
                     session = conversation.session = _open(llama)
-            if terminal and conversation.last:
+            if terminal and conversation.last and conversation.last.result.tokens:
                 _summary(conversation.last.result)
         return 0
     finally:
@@ -218,5 +220,9 @@ def _chat(session: LlmSession, llama: LlamaOptions, generate: GenerateOptions, s
 def _line(prompt: str) -> str | None:
     try:
         return input(prompt)
-    except EOFError:
-        return None
+    except (EOFError, KeyboardInterrupt) as end:
+        if prompt:
+            sys.stderr.write("\n")  # the shell's own prompt belongs on a line of its own
+        if isinstance(end, EOFError):
+            return None
+        raise

@@ -27,6 +27,7 @@ def test_the_parts_add_up():
     )
     assert (found.driver_ms, found.libllama_ms, found.python_ms, found.overhead_ms) == (0.5, 1.5, 1.0, 1.5)
     assert found.total_ms == found.waiting_ms + found.libllama_ms + found.overhead_ms
+    assert "callback  " not in "".join(found.lines())  # a table without rows is not shown
 
 
 def test_nested_callbacks_count_once_in_the_total():

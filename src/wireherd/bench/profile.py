@@ -140,6 +140,8 @@ class Profile:
         ):
             yield f"  {name:<40}{value:>9.3f}\n"
         yield f"  {'round trips':<40}{self.round_trips:>9.2f}\n"
+        if not self.slots:  # nothing left this machine
+            return
         yield f"\n  {'callback':<30}{'calls':>8}{'ms':>9}   (waiting included)\n"
         for name, calls, spent in self.slots:
             yield f"  {name:<30}{calls:>8.2f}{spent:>9.3f}\n"

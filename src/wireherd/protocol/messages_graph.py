@@ -55,6 +55,22 @@ class GraphRecomputeRequest(Message):
 
 
 @message
+class GraphCacheSizeRequest(Message):
+    """Ask for room for kept graphs, on every device of the session."""
+
+    count: int = wire(U32, "graphs a device, 0 = keep none")
+    policy: int = wire(U32, "what a full cache does: 0 = forget all (reset), 1 = forget the one used longest ago (lru)")
+
+
+@message
+class GraphCacheSizeResponse(Message):
+    """The room that the worker grants; the policy is as asked."""
+
+    count: int = wire(U32, "graphs a device")
+    nbytes: int = wire(U64, "bytes of records of all kept graphs of a device")
+
+
+@message
 class SupportsOpRequest(Message):
     """Ask which nodes a device can run."""
 

@@ -29,9 +29,13 @@ class Feature(enum.IntFlag):
     SUPPORTS_OP = 2
     CONTROL = 4
     PROGRESS = 8
+    GRAPH_CACHE = 16
+    GROUP = 32
+    #: SET_TENSOR is answered, as before protocol 2.0: only to measure what that costs
+    ANSWERED_SETS = 64
 
 
-#: what this release can do
+#: what this release can do without being asked
 FEATURES = Feature.DEVICE_INFO | Feature.SUPPORTS_OP | Feature.CONTROL | Feature.PROGRESS
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from wireherd.protocol import messages_graph as graph
 from wireherd.protocol import messages_herd as herd
+from wireherd.protocol import messages_peer as peer
 from wireherd.protocol import messages_stock as stock
 from wireherd.protocol.messages_herd import Feature
 from wireherd.protocol.version import Version
@@ -50,7 +51,6 @@ class Opcode(enum.IntEnum):
     COMM_ALLREDUCE = 21
     COMM_FREE = 22
     HERD_HELLO = 128
-    #: reserved: no row yet
     GRAPH_CACHE_SIZE = 129
     DEVICE_INFO = 130
     SUPPORTS_OP = 131
@@ -58,6 +58,12 @@ class Opcode(enum.IntEnum):
     CANCEL = 133
     ERROR = 134
     PROGRESS = 135
+    GROUP_OPEN = 136
+    GROUP_JOIN = 137
+    GROUP_REDUCE = 138
+    GROUP_CLOSE = 139
+    GROUP_LINK = 140
+    GROUP_PART = 141
 
 
 class State(enum.Enum):
@@ -71,6 +77,8 @@ class State(enum.Enum):
     STREAM = "stream"
     #: beside a stream of the same session: PING and CANCEL only
     CONTROL = "control"
+    #: between two workers of one group: parts of tensors only
+    PEER = "peer"
     #: nothing more may be said
     CLOSED = "closed"
 
@@ -147,6 +155,10 @@ def _read_size(request: stock.GetTensorRequest) -> int:
     return request.size
 
 
+def _part_size(request: peer.GroupPartRequest) -> int:
+    return request.size
+
+
 def _rows_size(request: stock.SetTensor2DRequest | stock.GetTensor2DRequest) -> int:
     return request.size * request.n_copies
 
@@ -155,6 +167,7 @@ _FIRST = Version(0, 0)
 _V3, _V35, _V5, _V6, _V8 = Version(3, 0), Version(3, 5), Version(5, 0), Version(6, 0), Version(8, 0)
 _STREAM = frozenset({State.STREAM})
 _CONTROL = frozenset({State.CONTROL})
+_PEER = frozenset({State.PEER})
 _NOWHERE: frozenset[State] = frozenset()
 
 _ROWS: tuple[Command, ...] = (
@@ -253,6 +266,11 @@ _ROWS: tuple[Command, ...] = (
         states=frozenset({State.HELLO}), max_size=MAX_TEXTS,
     ),
     Command(
+        Opcode.GRAPH_CACHE_SIZE, graph.GraphCacheSizeRequest, graph.GraphCacheSizeResponse, Reply.RECORD, _V8,
+        "ask for room for kept graphs; before the first graph", feature=Feature.GRAPH_CACHE, herd=True,
+        states=_STREAM,
+    ),
+    Command(
         Opcode.DEVICE_INFO, herd.DeviceInfoRequest, herd.DeviceInfoResponse, Reply.RECORD, _V8,
         "ask what a device is", feature=Feature.DEVICE_INFO, herd=True, states=_STREAM, max_size=MAX_TEXTS,
     ),
@@ -277,6 +295,31 @@ _ROWS: tuple[Command, ...] = (
     Command(
         Opcode.PROGRESS, None, herd.ProgressNotice, Reply.NONE, _V8,
         "unasked: how far a long command is", feature=Feature.PROGRESS, herd=True, states=_NOWHERE,
+    ),
+    Command(
+        Opcode.GROUP_OPEN, peer.GroupOpenRequest, peer.GroupOpenResponse, Reply.RECORD, _V8,
+        "take a rank in a group of workers", feature=Feature.GROUP, herd=True, states=_STREAM, max_size=MAX_TEXTS,
+    ),
+    Command(
+        Opcode.GROUP_JOIN, peer.GroupJoinRequest, peer.GroupJoinResponse, Reply.RECORD, _V8,
+        "link up with the members of a group", feature=Feature.GROUP, herd=True, states=_STREAM, max_size=MAX_TEXTS,
+    ),
+    Command(
+        Opcode.GROUP_REDUCE, peer.GroupReduceRequest, None, Reply.NONE, _V8,
+        "add a tensor over a group", feature=Feature.GROUP, herd=True, states=_STREAM,
+    ),
+    Command(
+        Opcode.GROUP_CLOSE, peer.GroupCloseRequest, None, Reply.NONE, _V8,
+        "leave a group", feature=Feature.GROUP, herd=True, states=_STREAM,
+    ),
+    Command(
+        Opcode.GROUP_LINK, peer.GroupLinkRequest, peer.GroupLinkResponse, Reply.RECORD, _V8,
+        "first on a link between workers: which group it is for", feature=Feature.GROUP, herd=True, states=_PEER,
+    ),
+    Command(
+        Opcode.GROUP_PART, peer.GroupPartRequest, None, Reply.NONE, _V8,
+        "part of a tensor, from worker to worker", bulk=Bulk.REQUEST, feature=Feature.GROUP, herd=True, states=_PEER,
+        max_size=MAX_BULK, bulk_size=_part_size,
     ),
 )  # fmt: skip
 

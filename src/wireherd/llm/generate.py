@@ -26,6 +26,7 @@ class GenerateOptions(SamplerSettings):
         ignore_eos: go on where the model would end.
         special: show control tokens in the text.
         reuse: keep what the context shares with the prompt from its start on, instead of decoding all of it.
+        speculate: verify drafts where the session has a way to make them (`LlamaOptions.draft`).
     """
 
     n_predict: int = -1
@@ -33,17 +34,23 @@ class GenerateOptions(SamplerSettings):
     ignore_eos: bool = False
     special: bool = False
     reuse: bool = False
+    speculate: bool = True
 
 
 @dataclass(slots=True)
 class Timings:
-    """Durations under llama-server's names, in milliseconds; `cache_n` tokens of the prompt needed no work."""
+    """Durations under llama-server's names, in milliseconds; `cache_n` tokens of the prompt needed no work.
+
+    `draft_n` tokens were drafted and verified, of which the answer took `draft_n_accepted`.
+    """
 
     prompt_n: int = 0
     prompt_ms: float = 0.0
     predicted_n: int = 0
     predicted_ms: float = 0.0
     cache_n: int = 0
+    draft_n: int = 0
+    draft_n_accepted: int = 0
 
     @property
     def prompt_per_second(self) -> float:

@@ -13,6 +13,8 @@ from wireherd.ggml.enums import KV_TYPES, FlashAttention
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wireherd.llm.draft_options import DraftOptions
+
 #: names of the types that a KV cache may have
 CACHE_TYPES: Final = tuple(KV_TYPES)
 #: values of -fa
@@ -64,6 +66,7 @@ class LlamaOptions:
             decoding all of it again.
         ggml: native library; None is the default one.
         stock_timeout_s: seconds to wait for a stock server.
+        draft: how tokens are drafted for speculative decoding; None: not at all.
     """
 
     model: Path | str
@@ -87,6 +90,7 @@ class LlamaOptions:
     swa_full: bool = False
     ggml: Path | str | None = None
     stock_timeout_s: float = 300.0
+    draft: DraftOptions | None = None
 
     @property
     def path(self) -> Path:
@@ -110,5 +114,7 @@ class LlamaOptions:
             value = getattr(self, name)
             if value is not None and not least <= value <= most:
                 raise UsageError(f"{flag} must be between {least} and {most}, not {value}")
+        if self.draft is not None:
+            self.draft.check()
         if self.main_gpu and self.split_mode != "none":
             raise UsageError("-mg names the one device of -sm none")

@@ -32,9 +32,9 @@ from wireherd.protocol.messages_graph import (
     SupportsOpResponse,
 )
 from wireherd.protocol.messages_herd import (
-    FEATURES,
     CancelRequest,
     DeviceInfoRequest,
+    Feature,
     HerdHelloRequest,
     HerdHelloResponse,
     PingRequest,
@@ -58,11 +58,14 @@ from wireherd.protocol.table import COMMANDS, Bulk, Opcode, Reply, State
 from wireherd.protocol.version import NEWEST, SUPPORTED, Version
 from wireherd.testing.strategies import frames, messages
 
+#: every part of the extension, also those that nobody offers yet
+ALL_FEATURES = sum(Feature)
+
 
 class Pair:
     """A client and a server joined by memory."""
 
-    def __init__(self, version=NEWEST, *, herd=False, purpose=Purpose.STREAM, offer=True, features=int(FEATURES)):
+    def __init__(self, version=NEWEST, *, herd=False, purpose=Purpose.STREAM, offer=True, features=ALL_FEATURES):
         self.client = ClientConnection("worker a:1", version=version if version < Version(4, 0) else NEWEST)
         self.server = ServerConnection(version, herd=offer)
         self.to_server = FrameReader(self.server.incoming)

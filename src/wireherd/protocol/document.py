@@ -131,8 +131,6 @@ def _commands() -> Iterator[str]:
         )
         needs = "" if row.feature is Feature.NONE else row.feature.name
         bulk = "" if row.bulk is Bulk.NONE else row.bulk.value
-        if row.opcode == Opcode.DEVICE_INFO:
-            yield f"| {int(Opcode.GRAPH_CACHE_SIZE)} | GRAPH_CACHE_SIZE | herd | | | | reserved |"
         yield f"| {int(row.opcode)} | {row.name} | {since} | {_answer(row)} | {bulk} | {needs} | {row.doc} |"
     yield ""
 

@@ -24,7 +24,11 @@ def add_parser(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     )
     known = ", ".join(version.short for version in SUPPORTED)
     parser.add_argument(
-        "-H", "--host", default=config.DEFAULT_HOST, metavar="ADDRESS", help="listen here (%(default)s)"
+        "-H",
+        "--host",
+        default=config.DEFAULT_HOST,
+        metavar="ADDRESS",
+        help="listen here (%(default)s); unix:PATH for this user's programs on this machine; several with commas",
     )
     parser.add_argument(
         "-p",

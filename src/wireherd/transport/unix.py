@@ -1,8 +1,9 @@
-"""Unix sockets: another process of this machine, named by a path."""
+"""Unix sockets: another process of this machine, named by a path that only its owner's processes can open."""
 
 from __future__ import annotations
 
 import errno
+import os
 import socket
 import stat
 import sys
@@ -42,19 +43,51 @@ def listen(address: Address) -> SocketListener:
     Raises:
         ConnectError: somebody listens there already, or the path cannot be used.
     """
-    sock = _socket()
+    sock = bind(address)
     try:
-        try:
-            sock.bind(address.name)
-        except OSError as error:
-            if error.errno != errno.EADDRINUSE or not _abandoned(address.name):
-                raise
-            Path(address.name).unlink()
-            sock.bind(address.name)
         return SocketListener(sock, address, path=address.name)
     except OSError as error:
         sock.close()
         raise connect_error(error) from error
+
+
+def bind(address: Address) -> socket.socket:
+    """A socket bound to a path, mode 0600; whoever listens at it removes the path at the end (`remove`).
+
+    Raises:
+        ConnectError: somebody listens there already, or the path cannot be used.
+    """
+    sock = _socket()
+    try:
+        try:
+            _bind_private(sock, address.name)
+        except OSError as error:
+            if error.errno != errno.EADDRINUSE or not _abandoned(address.name):
+                raise
+            Path(address.name).unlink()
+            _bind_private(sock, address.name)
+    except OSError as error:
+        sock.close()
+        raise connect_error(error) from error
+    return sock
+
+
+def remove(path: str) -> None:
+    """Remove a socket's path, unless somebody else has begun to listen there meanwhile."""
+    try:
+        if _abandoned(path):
+            Path(path).unlink()
+    except OSError:
+        return
+
+
+def _bind_private(sock: socket.socket, path: str) -> None:
+    """Bind so that the path never exists with wider rights: the mask decides the mode at the moment of creation."""
+    mask = os.umask(0o177)
+    try:
+        sock.bind(path)
+    finally:
+        os.umask(mask)
 
 
 def _socket() -> socket.socket:

@@ -22,7 +22,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _LINE: Final = re.compile(
-    r"listening on (?P<endpoint>\S+:(?P<port>\d+)) \(protocol (?P<protocol>\S+), devices (?P<devices>.*)\)"
+    r"listening on (?P<endpoint>.+?(?::(?P<port>\d+))?)(?:, .+)? "
+    r"\(protocol (?P<protocol>\S+), devices (?P<devices>.*)\)"
 )
 _STOP_TIMEOUT_S: Final = 3.0
 
@@ -35,8 +36,8 @@ class WorkerProcess:
     """A running worker. Its processes end with it, and it ends when this object's owner does.
 
     Attributes:
-        endpoint: `host:port` that clients connect to.
-        port: the port alone.
+        endpoint: address that clients connect to; the first, if it listens at several.
+        port: the port alone; 0 for a unix socket.
         pid: process number of the supervisor.
         devices: what it serves, as it announced.
     """
@@ -45,7 +46,7 @@ class WorkerProcess:
         self._process = process
         self._log = log
         self.endpoint = line["endpoint"]
-        self.port = int(line["port"])
+        self.port = int(line["port"] or 0)
         self.pid = process.pid
         self.devices = tuple(line["devices"].split(", "))
 

@@ -14,6 +14,7 @@ from typing import Final
 from wireherd import config
 from wireherd.errors import UsageError
 from wireherd.protocol.version import NEWEST, SUPPORTED, Version
+from wireherd.transport import Address
 
 MAX_THREADS: Final = 1024
 MIB: Final = 1 << 20
@@ -24,7 +25,7 @@ class WorkerSettings:
     """Settings of one worker.
 
     Attributes:
-        host: address or name to listen on.
+        host: addresses or names to listen on, comma-separated; `unix:PATH` is a socket that only this user can open.
         port: TCP port; 0 lets the system choose.
         devices: names of the ggml devices to serve, in this order; None serves every device the library offers.
         threads: CPU threads of one session; None uses the number of cores.
@@ -77,11 +78,19 @@ class WorkerSettings:
         if self.protocol not in SUPPORTED:
             known = ", ".join(str(version) for version in sorted(SUPPORTED))
             raise UsageError(f"protocol {self.protocol} is not one this worker speaks: choose one of {known}")
-        if not self.insecure and not is_loopback(self.host):
-            raise UsageError(
-                f"{self.host} can be reached from other machines and this worker has no authentication: add --insecure "
-                "if everyone on that network may use it, or listen on 127.0.0.1"
-            )
+        for host in self.hosts:
+            if host.startswith("unix:"):
+                Address.parse(host)
+            elif not self.insecure and not is_loopback(host):
+                raise UsageError(
+                    f"{host} can be reached from other machines and this worker has no authentication: add --insecure "
+                    "if everyone on that network may use it, or listen on 127.0.0.1"
+                )
+
+    @property
+    def hosts(self) -> tuple[str, ...]:
+        """The addresses to listen on, one by one."""
+        return tuple(part.strip() for part in self.host.split(","))
 
     def to_arguments(self) -> list[str]:
         """The command-line arguments of `wireherd worker` that give these settings."""

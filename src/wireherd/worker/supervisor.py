@@ -23,7 +23,7 @@ from wireherd.worker.budget import Budget
 from wireherd.worker.channel import Kind, Message
 from wireherd.worker.door import Door
 from wireherd.worker.handover import Handover
-from wireherd.worker.listen import open_listener, spell, spell_address
+from wireherd.worker.listen import close_listeners, endpoint, open_listeners
 from wireherd.worker.logs import start_logging
 from wireherd.worker.pool import SessionPool
 
@@ -74,31 +74,34 @@ class Supervisor:
         _listen_to_signals(stop)
         if self._settings.until_eof:
             _watch_stdin(stop)
-        with open_listener(self._settings) as listener:
+        listeners = open_listeners(self._settings)
+        try:
             probes = ProbePool(self._settings, self._budget)
             self._pool = SessionPool(self._settings, self._budget, self._session_ended)
             door = Door(self._settings, ask=probes.ask, begin=self._begin, join=self._join)
-            accepting: asyncio.Task[None] | None = None
+            accepting: asyncio.Future[Any] | None = None
             try:
                 probes.refill()
                 self._pool.refill()
                 info = await _first(asyncio.gather(probes.started, self._pool.started), stop)
                 if info is not None:
-                    self._announce(listener, info[0])
-                    accepting = asyncio.create_task(door.accept(listener))
+                    self._announce(listeners, info[0])
+                    accepting = asyncio.gather(*(door.accept(listener) for listener in listeners))
                     await _first(accepting, stop)
                     log.info("stopping")
             finally:
                 if accepting is not None:
                     accepting.cancel()
-                listener.close()
+                    await asyncio.gather(accepting, return_exceptions=True)
+                close_listeners(listeners)
                 await door.close()
                 await asyncio.gather(probes.close(_GRACE_S), self._pool.close(_GRACE_S))
+        finally:
+            close_listeners(listeners)
         return 0
 
-    def _announce(self, listener: socket.socket, info: dict[str, Any]) -> None:
-        address = listener.getsockname()
-        shown = spell(self._settings.host, int(address[1]))
+    def _announce(self, listeners: list[socket.socket], info: dict[str, Any]) -> None:
+        shown = ", ".join(endpoint(sock, host) for sock, host in zip(listeners, self._settings.hosts, strict=True))
         devices = ", ".join(info["devices"])
         try:
             # programs that start workers wait for this line (launch.py reads it)
@@ -108,7 +111,7 @@ class Supervisor:
             sys.stdout.flush()
         except OSError:
             log.debug("nobody reads standard output")
-        log.debug("bound to %s, library %s", spell_address(address), info.get("library", "?"))
+        log.debug("listening on %s, library %s", shown, info.get("library", "?"))
 
     async def _begin(self, sock: socket.socket, peer: str, frame: bytes) -> None:
         child = await self._pool.take()

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 from wireherd.errors import UsageError
 from wireherd.llm import hub, models
-from wireherd.llm.options import CACHE_TYPES, FLASH_ATTENTION, SPLIT_MODES, LlamaOptions
+from wireherd.llm.options import CACHE_TYPES, FLASH_ATTENTION, SET_TENSOR, SPLIT_MODES, LlamaOptions
 from wireherd.llm.placement import parse_tensor_split
 
 if TYPE_CHECKING:
@@ -31,13 +31,18 @@ def add_library(parser: argparse.ArgumentParser) -> None:
     )  # fmt: skip
 
 
-def add_cluster(parser: argparse.ArgumentParser) -> None:
-    """Add the flags that name workers."""
+def add_cluster(parser: argparse.ArgumentParser, *, measuring: bool = False) -> None:
+    """Add the flags that name workers; what only measurements want is shown with `measuring` alone."""
     group = parser.add_argument_group("workers")
     group.add_argument("--rpc", default=None, metavar="HOST:PORT,...", help="workers, ours or stock RPC servers")
     group.add_argument(
         "--stock-timeout", type=_seconds, default=300.0, metavar="S",
         help="seconds to wait for an answer of a stock RPC server, which cannot say that it lives (default 300)",
+    )  # fmt: skip
+    group.add_argument(
+        "--set-tensor", choices=SET_TENSOR, default="async",
+        help="sync: wait for an answer to each write to a worker, as before protocol 2.0 (default async)"
+        if measuring else argparse.SUPPRESS,
     )  # fmt: skip
 
 
@@ -69,7 +74,7 @@ def add_compute(parser: argparse.ArgumentParser, *, context: bool = True) -> Non
         "--split-mode",
         choices=SPLIT_MODES,
         default="layer",
-        help="spread layers over all devices, or use one (default layer)",
+        help="spread layers over all devices, split every layer over all of them, or use one (default layer)",
     )
     group.add_argument(
         "-ts",
@@ -222,4 +227,5 @@ def llama_options(args: argparse.Namespace, model: Path) -> LlamaOptions:
         mmap=not args.no_mmap,
         ggml=args.ggml,
         stock_timeout_s=args.stock_timeout,
+        set_tensor=args.set_tensor,
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wireherd.errors import ModelError, UsageError
+from wireherd.ggml.enums import FlashAttention, SplitMode
 from wireherd.ggml.llama import ContextOptions, ModelOptions
 from wireherd.llm import gguf, placement
 from wireherd.llm.options import FLASH_ATTENTION, default_threads
@@ -50,7 +51,8 @@ def plan(
     """
     if options.tensor_split and len(options.tensor_split) > len(devices):
         raise UsageError(f"-ts has {len(options.tensor_split)} shares for {len(devices)} devices")
-    shares = placement.shares(
+    divide = placement.tensor_shares if options.split_mode == "tensor" else placement.shares
+    shares = divide(
         headers,
         lib.type_sizes(),
         [device.room for device in devices],
@@ -76,6 +78,7 @@ def model_options(
     return ModelOptions(
         n_gpu_layers=options.n_gpu_layers if devices else 0,
         devices=[device.pointer for device in devices],
+        split_mode=SplitMode.TENSOR if options.split_mode == "tensor" else SplitMode.LAYER,
         tensor_split=options.tensor_split,
         use_mmap=options.mmap,
         use_extra_bufts=options.repack,
@@ -93,11 +96,16 @@ def context_options(options: LlamaOptions) -> ContextOptions:
         n_ubatch=options.n_ubatch,
         n_threads=threads,
         n_threads_batch=options.threads_batch or threads,
-        flash_attn=FLASH_ATTENTION[options.flash_attn],
+        flash_attn=_flash_attention(options),
         type_k=options.type_k,
         type_v=options.type_v,
         swa_full=options.swa_full,
     )
+
+
+def _flash_attention(options: LlamaOptions) -> FlashAttention:
+    """What libllama is told; it splits tensors with flash attention only, and does not turn it on by itself."""
+    return FlashAttention.ENABLED if options.split_mode == "tensor" else FLASH_ATTENTION[options.flash_attn]
 
 
 def explained(options: LlamaOptions, shares: Sequence[Share], error: WireherdError) -> ModelError:

@@ -19,8 +19,10 @@ if TYPE_CHECKING:
 CACHE_TYPES: Final = tuple(KV_TYPES)
 #: values of -fa
 FLASH_ATTENTION: Final = {"on": FlashAttention.ENABLED, "off": FlashAttention.DISABLED, "auto": FlashAttention.AUTO}
+#: values of --set-tensor
+SET_TENSOR: Final = ("async", "sync")
 #: values of -sm
-SPLIT_MODES: Final = ("none", "layer")
+SPLIT_MODES: Final = ("none", "layer", "tensor")
 _FEW_THREADS: Final = 4
 #: what llama.cpp's own numbers hold; a larger one would be cut off without a word
 _I32: Final = (1 << 31) - 1
@@ -53,7 +55,7 @@ class LlamaOptions:
         rpc: addresses of workers, ours or stock.
         devices: names of devices to use, in this order; None: those of the workers, then local GPUs; empty: CPU only.
         n_gpu_layers: layers that leave the CPU, from the last one on, the output counted as one; below zero all.
-        split_mode: "layer" over all devices, "none" for `main_gpu` alone.
+        split_mode: "layer" over all devices, "tensor" every layer over all of them, "none" for `main_gpu` alone.
         tensor_split: share of each device; None is by free memory.
         tensor_overrides: rules `regex=device` on tensor names.
         n_ctx: tokens of context, 0 is what the model was trained with (llama.cpp's default; 4096 is ours).
@@ -66,6 +68,7 @@ class LlamaOptions:
             decoding all of it again.
         ggml: native library; None is the default one.
         stock_timeout_s: seconds to wait for a stock server.
+        set_tensor: "sync" waits for an answer to each write to a worker, as before protocol 2.0; only to measure it.
         draft: how tokens are drafted for speculative decoding; None: not at all.
     """
 
@@ -90,6 +93,7 @@ class LlamaOptions:
     swa_full: bool = False
     ggml: Path | str | None = None
     stock_timeout_s: float = 300.0
+    set_tensor: str = "async"
     draft: DraftOptions | None = None
 
     @property
@@ -105,8 +109,12 @@ class LlamaOptions:
         """
         if self.split_mode not in SPLIT_MODES:
             raise UsageError(f"the split mode must be one of {', '.join(SPLIT_MODES)}, not {self.split_mode}")
+        if self.set_tensor not in SET_TENSOR:
+            raise UsageError(f"--set-tensor must be one of {', '.join(SET_TENSOR)}, not {self.set_tensor}")
         if self.flash_attn not in FLASH_ATTENTION:
             raise UsageError(f"flash attention must be one of {', '.join(FLASH_ATTENTION)}, not {self.flash_attn}")
+        if self.split_mode == "tensor" and self.flash_attn == "off":
+            raise UsageError("-sm tensor needs flash attention: leave out -fa off")
         for name in ("type_k", "type_v"):
             if getattr(self, name) not in CACHE_TYPES:
                 raise UsageError(f"{getattr(self, name)} is no type for a KV cache: choose {', '.join(CACHE_TYPES)}")

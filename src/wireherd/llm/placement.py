@@ -10,7 +10,7 @@ from __future__ import annotations
 import bisect
 import math
 import struct
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from wireherd.errors import UsageError
@@ -158,6 +158,30 @@ def shares(
             held[index],
         )
         for index, device in enumerate(devices)
+    ]
+
+
+def tensor_shares(
+    headers: Sequence[GgufHeader],
+    sizes: TypeSizes,
+    devices: Sequence[DeviceRoom],
+    *,
+    n_gpu_layers: int,
+    tensor_split: Sequence[float] | None = None,
+) -> list[Share]:
+    """What each device will hold with `-sm tensor`: its part of every layer that leaves the CPU.
+
+    libllama cuts by whole heads and blocks of rows, and norms are on every device: the bytes are a close guess.
+    """
+    if not devices:
+        return []
+    weights = list(tensor_split) if tensor_split else [float(device.memory_free) for device in devices]
+    weights += [0.0] * (len(devices) - len(weights))
+    total = sum(weights)
+    (whole,) = shares(headers, sizes, [devices[0]], n_gpu_layers=n_gpu_layers, tensor_split=(1.0,))
+    return [
+        replace(whole, device=device, weight_bytes=math.ceil(whole.weight_bytes * weight / total) if total else 0)
+        for device, weight in zip(devices, weights, strict=False)
     ]
 
 

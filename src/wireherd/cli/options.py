@@ -173,10 +173,15 @@ def endpoints(args: argparse.Namespace) -> tuple[str, ...]:
     """
     if args.rpc is None:
         return ()
-    return _listed("--rpc", args.rpc, "address")
+    return listed("--rpc", args.rpc, "address")
 
 
-def _listed(flag: str, text: str, what: str) -> tuple[str, ...]:
+def listed(flag: str, text: str, what: str) -> tuple[str, ...]:
+    """Words of a comma list.
+
+    Raises:
+        UsageError: one of them is empty.
+    """
     words = tuple(word.strip() for word in text.split(","))
     if not all(words):
         raise UsageError(f"{flag} {text!r} has an empty {what} in its list")
@@ -192,10 +197,20 @@ def model_path(args: argparse.Namespace, progress: Progress) -> Path:
     """
     if args.hf_repo:
         return hub.pull(args.hf_repo, progress=progress, offline=args.offline)
-    path = Path(args.model).expanduser()
-    if not path.exists() and models.find(args.model):
-        return models.pull(args.model, progress=progress, offline=args.offline)
-    if not path.exists() and path.name == args.model and path.suffix != ".gguf":
+    return find_model(args.model, progress, offline=args.offline)
+
+
+def find_model(name: str, progress: Progress, *, offline: bool) -> Path:
+    """Path of a model file, or of a known model by its name; one that is not here yet is fetched.
+
+    Raises:
+        UsageError: there is no such model.
+        ModelError: it cannot be fetched.
+    """
+    path = Path(name).expanduser()
+    if not path.exists() and models.find(name):
+        return models.pull(name, progress=progress, offline=offline)
+    if not path.exists() and path.name == name and path.suffix != ".gguf":
         raise UsageError(f"there is no model file {path}, nor a known model of that name: {models.names()}")
     return path
 
@@ -209,7 +224,7 @@ def llama_options(args: argparse.Namespace, model: Path) -> LlamaOptions:
     return LlamaOptions(
         model=model,
         rpc=endpoints(args),
-        devices=None if args.device is None else _listed("-dev", args.device, "name"),
+        devices=None if args.device is None else listed("-dev", args.device, "name"),
         n_gpu_layers=args.n_gpu_layers,
         split_mode=args.split_mode,
         main_gpu=args.main_gpu,

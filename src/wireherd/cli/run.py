@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wireherd.cli import options
+from wireherd.cli import drafting, options
 from wireherd.cli.progress import bar
 from wireherd.errors import UsageError
 from wireherd.llm.chat import Conversation, prompt_tokens
@@ -76,6 +76,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     ):
         default = getattr(defaults, name)
         group.add_argument(*flags, type=kind, dest=name, default=default, metavar="X", help=f"default {default}")
+    drafting.add_draft(parser)
     options.add_compute(parser)
     options.add_cluster(parser)
     options.add_library(parser)
@@ -93,7 +94,8 @@ def main(args: argparse.Namespace) -> int:
     generate = _generate_options(args)
     with bar() as progress:
         model = options.model_path(args, progress)
-    llama = options.llama_options(args, model)
+        draft = drafting.draft_options(args, progress)
+    llama = replace(options.llama_options(args, model), draft=draft)
     if prompt is None:
         llama = replace(llama, swa_full=True)  # every turn goes on from the one before
     with CtrlC():
@@ -158,6 +160,7 @@ def _once(session: LlmSession, args: argparse.Namespace, prompt: str, generate: 
             "tokens": result.tokens,
             "stop": result.stop,
             "seed": result.seed,
+            **result.timings.figures(),
             "timings": result.timings.to_dict(),
             "workers": session.workers(),
         }
@@ -181,12 +184,11 @@ def _stream(pieces: Iterable[str]) -> None:
 
 
 def _summary(result: Result) -> None:
+    """Tokens of the prompt, its t/s, t/s of the answer, tokens drafted, and how many of them were right."""
     if sys.stderr.isatty():
-        timings = result.timings
-        sys.stderr.write(
-            f"[prompt {timings.prompt_n} tokens, {timings.prompt_per_second:.1f} t/s; "
-            f"generated {timings.predicted_n} tokens, {timings.predicted_per_second:.1f} t/s]\n"
-        )
+        figures = (f"{name} {value:.4g}" if isinstance(value, float) else f"{name} {value}"
+                   for name, value in result.timings.figures().items())  # fmt: skip
+        sys.stderr.write(f"[{result.timings.predicted_n} tokens: {', '.join(figures)}]\n")
 
 
 def _chat(session: LlmSession, llama: LlamaOptions, generate: GenerateOptions, system: str) -> int:

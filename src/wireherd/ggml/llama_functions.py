@@ -52,6 +52,7 @@ LLAMA: tuple[Row, ...] = (
     Row("llama_model_chat_template", TEXT, (P, TEXT)),
     Row("llama_model_has_encoder", BOOL, (P,)),
     Row("llama_model_is_recurrent", BOOL, (P,)),
+    Row("llama_model_is_hybrid", BOOL, (P,)),
     # context
     Row("llama_init_from_model", P, (P, ContextParams)),
     Row("llama_free", None, (P,)),
@@ -73,6 +74,7 @@ LLAMA: tuple[Row, ...] = (
     # vocabulary
     Row("llama_vocab_n_tokens", I32, (P,)),
     Row("llama_vocab_type", INT, (P,)),
+    Row("llama_vocab_get_text", TEXT, (P, I32)),
     Row("llama_vocab_is_eog", BOOL, (P, I32)),
     Row("llama_vocab_is_control", BOOL, (P, I32)),
     Row("llama_vocab_bos", I32, (P,)),
@@ -94,6 +96,7 @@ LLAMA: tuple[Row, ...] = (
     Row("llama_sampler_init_temp", P, (F32,)),
     Row("llama_sampler_init_penalties", P, (I32, I32, F32, F32, F32)),
     Row("llama_sampler_sample", I32, (P, P, I32)),
+    Row("llama_sampler_apply", None, (P, P)),
     Row("llama_sampler_accept", None, (P, I32)),
     Row("llama_sampler_reset", None, (P,)),
     Row("llama_sampler_free", None, (P,)),

@@ -110,6 +110,16 @@ class Vocab:
             self._room = ctypes.create_string_buffer(-count)
         raise GgmlFailed(f"llama.cpp could not spell token {token}")
 
+    def text(self, token: int) -> bytes:
+        r"""The token as the model's file spells it, such as b"\xc4\xa0the".
+
+        Raises:
+            ValueError: there is no such token.
+        """
+        if not 0 <= token < self.n_tokens:
+            raise ValueError(f"token {token} is not in a vocabulary of {self.n_tokens}")
+        return self._c.llama_vocab_get_text(self.ptr, token) or b""
+
     def is_eog(self, token: int) -> bool:
         """Whether generation ends at this token."""
         answer: bool = self._c.llama_vocab_is_eog(self.ptr, token)
@@ -227,8 +237,8 @@ class Model:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the model keeps a state that cannot be cut back."""
-        return bool(self._c.llama_model_is_recurrent(self.ptr))
+        """Whether the model, or some of its layers, keeps a state that cannot be cut back."""
+        return bool(self._c.llama_model_is_recurrent(self.ptr) or self._c.llama_model_is_hybrid(self.ptr))
 
     @property
     def has_encoder(self) -> bool:

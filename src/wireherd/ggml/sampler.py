@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import ctypes
+from typing import TYPE_CHECKING, Final
+
+import numpy as np
 
 from wireherd.errors import GgmlFailed
+from wireherd.ggml import memory
 from wireherd.ggml.enums import DEFAULT_SEED
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from numpy.typing import NDArray
+
     from wireherd.ggml.library import Library
     from wireherd.ggml.llama import Context
+
+#: `llama_token_data` of llama.h
+_CANDIDATE: Final = np.dtype([("id", np.int32), ("logit", np.float32), ("p", np.float32)])
+
+
+class _Candidates(ctypes.Structure):
+    """`llama_token_data_array` of llama.h."""
+
+    _fields_ = (
+        ("data", ctypes.c_void_p),
+        ("size", ctypes.c_size_t),
+        ("selected", ctypes.c_int64),
+        ("is_sorted", ctypes.c_bool),
+    )
 
 
 class Sampler:
@@ -34,6 +54,24 @@ class Sampler:
             raise GgmlFailed(f"there are no logits at position {index} of the batch")
         token: int = self._c.llama_sampler_sample(self.ptr, context.ptr, index)
         return token
+
+    def shape(self, logits: NDArray[np.float32]) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+        """Apply the sampler to logits f4[n_vocab] without choosing or accepting a token.
+
+        Returns:
+            ids i4[n] of the tokens that are left, and their logits f4[n] as they are now, in no certain order.
+        """
+        table = np.empty(len(logits), _CANDIDATE)
+        table["id"] = np.arange(len(logits), dtype=np.int32)
+        table["logit"] = logits
+        table["p"] = 0.0
+        candidates = _Candidates(memory.address_of(table), len(table), -1, False)
+        self._c.llama_sampler_apply(self.ptr, ctypes.addressof(candidates))
+        left = candidates.size
+        if candidates.data == memory.address_of(table):
+            return table["id"][:left].copy(), table["logit"][:left].copy()
+        found = memory.array(candidates.data or 0, left * _CANDIDATE.itemsize, np.uint8).view(_CANDIDATE)
+        return found["id"].copy(), found["logit"].copy()
 
     def accept(self, token: int) -> None:
         """Tell the sampler of a token that was not sampled by it (a prompt's, for penalties)."""

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from wireherd.errors import UsageError
-from wireherd.llm.sampler import SamplerSettings
+from wireherd.llm.sampler import SamplerSettings, draw_seed
+from wireherd.llm.speculative import OneByOne, Speculation
 from wireherd.llm.stream import TextStream
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterator, Sequence
 
     from wireherd.llm.session import LlmSession
+    from wireherd.llm.speculative import Rounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +64,16 @@ class Timings:
         """Generated tokens a second; 0 if there was nothing to measure."""
         return 1000.0 * self.predicted_n / self.predicted_ms if self.predicted_ms > 0 else 0.0
 
+    def figures(self) -> dict[str, int | float]:
+        """Give tokens of the prompt and their rate, rate of generation, tokens drafted, and of these accepted."""
+        return {
+            "PN": self.prompt_n,
+            "PP": self.prompt_per_second,
+            "TG": self.predicted_per_second,
+            "DN": self.draft_n,
+            "DA": self.draft_n_accepted,
+        }
+
     def to_dict(self) -> dict[str, int | float]:
         """Give all of llama-server's `timings` fields."""
         return {
@@ -74,6 +86,8 @@ class Timings:
             "predicted_ms": self.predicted_ms,
             "predicted_per_token_ms": self.predicted_ms / self.predicted_n if self.predicted_n else 0.0,
             "predicted_per_second": self.predicted_per_second,
+            "draft_n": self.draft_n,
+            "draft_n_accepted": self.draft_n_accepted,
         }
 
 
@@ -126,29 +140,47 @@ class Generation:
             raise UsageError(
                 f"the prompt has {len(self._prompt)} tokens and the context holds {session.n_ctx}: raise -c"
             )
+        options.check()
         timings = result.timings
         started = time.perf_counter()
         timings.cache_n = session.rewind(self._prompt) if options.reuse else session.reset()
         fresh = self._prompt[timings.cache_n :]
-        with session.sampler(options, self._prompt, ignore_eos=options.ignore_eos) as sampler:
-            result.seed = sampler.seed
-            session.decode(fresh)
+        drafter = session.drafter if options.speculate else None
+        result.seed = draw_seed(options)
+        session.decode(fresh)
+        if drafter is not None:
+            drafter.start(self._prompt, options, result.seed)  # workers are busy with the prompt meanwhile
+        with session.sampler(
+            replace(options, seed=result.seed),
+            self._prompt,
+            ignore_eos=options.ignore_eos,
+            by_hand=drafter is not None and drafter.draws,
+        ) as sampler:
+            rounds: Rounds = OneByOne(session, sampler)
+            if drafter is not None:
+                rounds = Speculation(session, drafter, sampler, timings, ignore_eos=options.ignore_eos)
             session.synchronize()
             timings.prompt_n = len(fresh)
             now = time.perf_counter()
             timings.prompt_ms = 1000.0 * (now - started)
             stream = TextStream(options.stop)
             began = now
+            text = list(self._prompt)
+            coming: list[int] = []
             while not result.stop:
                 if 0 <= options.n_predict <= len(result.tokens):
                     result.stop = "length"
                     break
-                if result.tokens:
+                if not result.tokens:
+                    coming = [sampler.sample()]
+                elif not coming:
                     if session.n_past >= session.n_ctx:
                         result.stop = "context"
                         break
-                    session.decode(result.tokens[-1:])
-                token = sampler.sample()
+                    most = options.n_predict if options.n_predict >= 0 else len(result.tokens) + session.n_ctx
+                    coming = rounds.next(text, most - len(result.tokens))
+                token = coming.pop(0)
+                text.append(token)
                 if session.is_eog(token) and not options.ignore_eos:
                     result.stop = "eos"
                     break

@@ -25,6 +25,7 @@ from wireherd.llm.generate import GenerateOptions, Generation
 from wireherd.llm.interrupt import GENTLE_S, PATIENT_S, native
 from wireherd.llm.options import LlamaOptions
 from wireherd.llm.sampler import SamplerSettings, SessionSampler
+from wireherd.llm.speculative import make_drafter
 from wireherd.llm.template import ChatTemplate
 from wireherd.session.options import ClientOptions
 
@@ -40,6 +41,7 @@ if TYPE_CHECKING:
 
     from wireherd.ggml.library import Library
     from wireherd.llm.device import OffloadDevice
+    from wireherd.llm.drafter import Drafter
     from wireherd.llm.placement import Share
 
 _Made = TypeVar("_Made")
@@ -56,6 +58,7 @@ class LlmSession:
         self.options = options
         self.lib: Library = ggml.load(options.ggml)
         self.cluster: Cluster | None = None
+        self.drafter: Drafter | None = None
         self.plan: list[Share] = []
         self.load_ms = 0.0
         self._model: Model | None = None
@@ -102,7 +105,9 @@ class LlmSession:
         lib.start_llama()
         headers = load.read_headers(lib, paths)
         if options.rpc:
-            self.cluster = Cluster(lib, options.rpc, ClientOptions(stock_timeout_s=options.stock_timeout_s))
+            self.cluster = Cluster(
+                lib, options.rpc, ClientOptions(stock_timeout_s=options.stock_timeout_s, set_tensor=options.set_tensor)
+            )
         devices = choose_devices(
             lib,
             self.cluster.devices if self.cluster else [],
@@ -117,6 +122,7 @@ class LlmSession:
             if self.cluster:
                 self.cluster.ping()  # loading returns before the last bytes arrived
         self._check()
+        self.drafter = make_drafter(self, type(self).open, progress)
         self.load_ms = 1000.0 * (time.perf_counter() - started)
 
     def _load_model(
@@ -185,20 +191,13 @@ class LlmSession:
     def template(self) -> ChatTemplate | None:
         """The model's chat template; None for a base model."""
         if not self._template_known:
-            source = self.model.chat_template()
-            if source:
-                vocab = self.model.vocab
-                bos, eos = (
-                    vocab.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
-                    for token in (vocab.bos, vocab.eos)
-                )
-                self._template = ChatTemplate(source, bos=bos, eos=eos)
-            self._template_known = True
+            self._template, self._template_known = ChatTemplate.of(self.model), True
         return self._template
 
     def workers(self) -> list[dict[str, Any]]:
-        """Endpoint, protocol, bytes and round trips of each worker; empty for a local session."""
-        return [dict(entry) for entry in self.cluster.stats()] if self.cluster else []
+        """Endpoint, protocol, bytes and round trips of each worker, a draft model's last; empty if all is local."""
+        mine = [dict(entry) for entry in self.cluster.stats()] if self.cluster else []
+        return mine + [{**entry, "draft": True} for entry in (self.drafter.workers() if self.drafter else ())]
 
     # ---- text and tokens
 
@@ -223,9 +222,10 @@ class LlmSession:
 
     # ---- running
 
-    def decode(self, tokens: Sequence[int]) -> None:
-        """Put tokens behind those the context holds, in batches of `n_batch`; logits are kept for the last one.
+    def decode(self, tokens: Sequence[int], outputs: str = "last") -> None:
+        """Put tokens behind those the context holds, in batches of `n_batch`.
 
+        Logits are kept for the last token, or with `outputs` "all" for all tokens of the last batch.
         It returns before remote work is done: `synchronize` waits for it.
 
         Raises:
@@ -237,14 +237,14 @@ class LlmSession:
         context = self.context
         if self.n_past + len(tokens) > context.n_ctx:
             raise UsageError(f"the context of {context.n_ctx} tokens is full: raise -c")
-        self._gentle_s = PATIENT_S if len(tokens) == 1 else GENTLE_S
+        self._gentle_s = PATIENT_S if len(tokens) == 1 or outputs == "all" else GENTLE_S
         with native(self.abort, self._cancel, self._gentle_s):
             for start in range(0, len(tokens), context.n_batch):
                 chunk = tokens[start : start + context.n_batch]
                 if len(chunk) == 1:
                     self._batch.one(chunk[0], self.n_past)
                 else:
-                    self._batch.fill(chunk, self.n_past)
+                    self._batch.fill(chunk, self.n_past, outputs=outputs)
                 status = context.decode(self._batch)
                 if status:
                     self._refuse(status)
@@ -292,13 +292,26 @@ class LlmSession:
             self._cached = []
         return 0
 
-    def rewind(self, prompt: Sequence[int]) -> int:
+    def take_back(self, count: int) -> None:
+        """Drop the last tokens of the context, `count` of them from the last batch.
+
+        Raises:
+            GgmlFailed: the model cannot do it (`Model.is_recurrent`).
+        """
+        if count:
+            if not self.context.remove(0, self.n_past - count, -1):
+                self._broken = True
+                raise GgmlFailed("llama.cpp could not take tokens back from the context")
+            del self._cached[-count:]
+
+    def rewind(self, prompt: Sequence[int], known: int = 0) -> int:
         """Keep what the context shares with a prompt from its start on; returns how many tokens that are.
 
-        At least one token of the prompt is left to decode, for its logits.
+        At least one token of the prompt is left to decode, for its logits. The first `known` tokens are known to be
+        shared and not compared.
         """
         self._resume()
-        common = 0
+        common = min(known, len(self._cached), len(prompt) - 1)
         limit = min(len(self._cached), len(prompt) - 1)
         while common < limit and self._cached[common] == prompt[common]:
             common += 1
@@ -310,11 +323,9 @@ class LlmSession:
             del self._cached[common:]
         return common
 
-    def sampler(
-        self, settings: SamplerSettings, prompt: Sequence[int] = (), *, ignore_eos: bool = False
-    ) -> SessionSampler:
-        """Make a sampler over this session's logits; close it before the session."""
-        return SessionSampler(self, settings, prompt, ignore_eos=ignore_eos)
+    def sampler(self, settings: SamplerSettings, prompt: Sequence[int] = (), **how: Any) -> SessionSampler:
+        """Make a sampler over this session's logits (`how`: as it takes them); close it before the session."""
+        return SessionSampler(self, settings, prompt, **how)
 
     def generate(
         self,
@@ -339,6 +350,8 @@ class LlmSession:
         self._aborted = True
         if self._context is not None:
             self._context.abort()
+        if self.drafter is not None:
+            self.drafter.abort()
 
     def cancel(self) -> None:
         """Stop what runs here and on the workers, from any thread; afterwards the session can only be closed."""
@@ -358,6 +371,9 @@ class LlmSession:
 
     def close(self) -> None:
         """Free context, model and connections; may be called again."""
+        if self.drafter is not None:
+            self.drafter.close()
+            self.drafter = None
         if self._context is not None:
             self._context.close()
             self._context = None

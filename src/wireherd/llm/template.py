@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
     from jinja2.parser import Parser
 
+    from wireherd.ggml.llama import Model
+
 #: what a rendered conversation may hold at most, in characters
 OUTPUT_LIMIT: Final = 16 << 20
 
@@ -89,6 +91,23 @@ class ChatTemplate:
             self._template = _environment().from_string(source)
         except (jinja2.TemplateError, RecursionError) as error:
             raise ModelError(f"the chat template of the model cannot be read: {error}") from error
+
+    @classmethod
+    def of(cls, model: Model) -> ChatTemplate | None:
+        """Give the template in a model's file; None for a base model.
+
+        Raises:
+            ModelError: as for a template by itself.
+        """
+        source = model.chat_template()
+        if not source:
+            return None
+        vocab = model.vocab
+        bos, eos = (
+            vocab.piece(token, special=True).decode("utf-8", "replace") if token >= 0 else ""
+            for token in (vocab.bos, vocab.eos)
+        )
+        return cls(source, bos=bos, eos=eos)
 
     def render(
         self, messages: Sequence[Mapping[str, Any]], *, add_generation_prompt: bool = True, **values: object

@@ -85,7 +85,7 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         help="show where the client's time goes for a generated token (-n) in one run, instead of a table",
     )
     options.add_compute(parser, context=False)  # it fits the longest case
-    options.add_cluster(parser)
+    options.add_cluster(parser, measuring=True)
     options.add_library(parser)
     options.add_common(parser)
 

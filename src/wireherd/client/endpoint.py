@@ -109,6 +109,7 @@ class Endpoint:
     def __init__(self, session: ClientSession, ours: Numbering, theirs: Numbering) -> None:
         self.session = session
         self._post = session.post
+        self._set: Any = session.call if session.dialect.answered_sets else session.post
         self._sets: dict[bytes, SetTensorRequest] = {}
         #: as the user spelled it
         self.name = session.endpoint
@@ -243,7 +244,7 @@ class Endpoint:
                 if len(self._sets) >= MAX_SETS:
                     self._sets.clear()
                 self._sets[record] = message
-        self._post(message, memory.view(data, size, readonly=True))
+        self._set(message, memory.view(data, size, readonly=True))
 
     def post(self, message: Message, bulk: Any = None, *, flush: bool = False) -> None:
         """Send a command that nobody waits for; an empty answer, where the dialect has one, is taken later."""

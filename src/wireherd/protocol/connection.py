@@ -32,6 +32,7 @@ from wireherd.protocol.framing import (
 )
 from wireherd.protocol.messages_graph import SupportsOpRequest, SupportsOpResponse
 from wireherd.protocol.messages_herd import (
+    Feature,
     HerdHelloRequest,
     HerdHelloResponse,
     PingRequest,
@@ -226,7 +227,7 @@ class ClientConnection:
             self.state = State.CLOSED
             raise remote_error(message.status, message.build or "the worker refused HERD_HELLO")
         self.hello = message
-        self.dialect = dialect_for(NEWEST, herd=True)
+        self.dialect = dialect_for(NEWEST, herd=True, answered_sets=bool(message.features & Feature.ANSWERED_SETS))
         self.outgoing = self.incoming = HERD
         self.state = State.CONTROL if purpose is Purpose.CONTROL else State.STREAM
 

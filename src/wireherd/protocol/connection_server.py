@@ -17,6 +17,7 @@ from wireherd.protocol.dialect import Dialect, dialect_for, opcode_name
 from wireherd.protocol.framing import HERD, REPLY, STOCK_REQUEST, STOCK_RESPONSE, Frame, HeaderFormat, write_frame
 from wireherd.protocol.messages_herd import (
     ErrorNotice,
+    Feature,
     HerdHelloRequest,
     HerdHelloResponse,
     ProgressNotice,
@@ -168,7 +169,7 @@ class ServerConnection:
             self.state = State.CLOSED
             return
         self.features = message.features
-        self.dialect = dialect_for(NEWEST, herd=True)
+        self.dialect = dialect_for(NEWEST, herd=True, answered_sets=bool(message.features & Feature.ANSWERED_SETS))
         self.incoming = self.outgoing = HERD
         self.state = State.CONTROL if self._purpose is Purpose.CONTROL else State.STREAM
 

@@ -47,9 +47,11 @@ _USE_COUNT_SINCE = Version(5, 1)
 class Dialect:
     """The protocol of one version, or ours over the newest one (`herd`). Get one from `dialect_for`."""
 
-    def __init__(self, version: Version, herd: bool) -> None:
+    def __init__(self, version: Version, herd: bool, answered_sets: bool) -> None:
         self.version = version
         self.herd = herd
+        #: whether SET_TENSOR is answered, as before protocol 2.0
+        self.answered_sets = answered_sets
         #: numpy dtype of the tensor record
         self.tensor_dtype = HERD_TENSOR if herd else STOCK_TENSOR if version >= _USE_COUNT_SINCE else STOCK_TENSOR_OLD
         self.tensor_layout = layout_of(self.tensor_dtype)
@@ -67,6 +69,8 @@ class Dialect:
     def _row(self, command: Command) -> Row:
         silent = command.silent_since is not None and self.version >= command.silent_since
         reply = Reply.NONE if silent else command.reply
+        if self.answered_sets and command.opcode is Opcode.SET_TENSOR:
+            reply = Reply.EMPTY
         request = None if command.request is None else derive(command.request, self.version, self.tensor_dtype)
         response = None
         if command.response is not None and not silent:
@@ -174,12 +178,14 @@ EMPTY = EmptyResponse()
 
 
 @functools.cache
-def _dialect(version: Version, herd: bool) -> Dialect:
-    return Dialect(version, herd)
+def _dialect(version: Version, herd: bool, answered_sets: bool) -> Dialect:
+    return Dialect(version, herd, answered_sets)
 
 
-def dialect_for(version: Version, herd: bool = False) -> Dialect:
+def dialect_for(version: Version, herd: bool = False, *, answered_sets: bool = False) -> Dialect:
     """Give the dialect of a version (its patch does not matter); with `herd`, our extension, which is over 8.0 only.
+
+    `answered_sets` has SET_TENSOR answered, as it was before protocol 2.0.
 
     Raises:
         LocalProtocolError: no such dialect.
@@ -188,5 +194,5 @@ def dialect_for(version: Version, herd: bool = False) -> Dialect:
         version = NEWEST
     for known in SUPPORTED:
         if known.line == version.line:
-            return _dialect(known, herd)
+            return _dialect(known, herd, answered_sets)
     raise LocalProtocolError(f"there is no dialect for protocol version {version}")

@@ -38,6 +38,9 @@ class Feature(enum.IntFlag):
 #: what this release can do without being asked
 FEATURES = Feature.DEVICE_INFO | Feature.SUPPORTS_OP | Feature.CONTROL | Feature.PROGRESS
 
+#: what it can do besides, for a client that asks
+ON_REQUEST = Feature.ANSWERED_SETS
+
 
 class DeviceCaps(enum.IntFlag):
     """What a device says about itself in DEVICE_INFO."""

@@ -16,6 +16,7 @@ class ClientOptions:
         window_bytes: bytes of commands that may wait here for room in the kernel before posting blocks.
         retry_s: how long to try again while nobody answers at an address; 0 tries once.
         herd: whether to use our extension where a worker offers it.
+        set_tensor: "async", or "sync": have every SET_TENSOR answered, and wait for it, as before protocol 2.0.
     """
 
     connect_timeout_s: float = 5.0
@@ -24,6 +25,7 @@ class ClientOptions:
     window_bytes: int = 64 << 20
     retry_s: float = 0.0
     herd: bool = True
+    set_tensor: str = "async"
 
 
 @dataclass(slots=True)

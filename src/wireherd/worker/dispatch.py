@@ -14,6 +14,7 @@ from wireherd.protocol.dialect import dialect_for, opcode_name
 from wireherd.protocol.messages_herd import (
     FEATURES,
     NO_SESSION,
+    ON_REQUEST,
     HerdHelloRequest,
     HerdHelloResponse,
     PingRequest,
@@ -136,7 +137,7 @@ class Dispatcher:
         self.cancel()
 
     def _herd_hello(self, message: HerdHelloRequest) -> HerdHelloResponse:
-        features = agree_features(message, int(FEATURES))
+        features = agree_features(message, int(FEATURES | ON_REQUEST))
         if message.purpose != Purpose.STREAM:
             raise NotAllowed("this connection can only be a stream")
         dialect = self.state.dialect

@@ -35,7 +35,7 @@ class Client:
     def __init__(self, endpoint):
         self.endpoint = endpoint
         opened = open_stream(endpoint, timeout_s=10)
-        self.connection, self.frames = opened.connection, opened.frames
+        self.connection, self.frames, self.address = opened.connection, opened.frames, opened.address
         self.hello = self.connection.hello
         self.controls = []
 
@@ -54,7 +54,7 @@ class Client:
         return self.wait()
 
     def control(self):
-        opened = open_control(self.endpoint, self.hello.session, timeout_s=10)
+        opened = open_control(self.endpoint, self.address, self.hello.session, timeout_s=10)
         self.controls.append(opened.frames.stream)
         return opened
 
@@ -122,7 +122,7 @@ def test_two_sessions_have_two_names_and_a_stranger_cannot_join(worker, client):
     other = Client(worker.endpoint)
     assert other.hello.session != client.hello.session
     with pytest.raises(WireherdError):
-        open_control(worker.endpoint, b"x" * 16, timeout_s=5)
+        open_control(worker.endpoint, client.address, b"x" * 16, timeout_s=5)
     other.close()
 
 

@@ -17,8 +17,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from wireherd.errors import LocalProtocolError, WorkerError, WorkerLost, WorkerRefused
-from wireherd.protocol.messages_herd import FEATURES, Feature, HerdHelloResponse
+from wireherd.errors import LocalProtocolError, WorkerError, WorkerLost
+from wireherd.protocol.messages_herd import Feature, HerdHelloResponse
 from wireherd.protocol.table import BY_MESSAGE, Bulk
 from wireherd.session.control import Control
 from wireherd.session.group import SessionGroup
@@ -54,7 +54,8 @@ class ClientSession(WaitingSession):
     """One session; any thread may use it, one at a time, and `cancel` and `close` at any time.
 
     Attributes:
-        endpoint: the worker's address as the user spelled it.
+        endpoint: the worker's address as the user spelled it, or several.
+        address: the one of them that this session goes by.
         group: the sessions flushed together.
         options: as given.
     """
@@ -62,6 +63,7 @@ class ClientSession(WaitingSession):
     def __init__(self, endpoint: str, opened: Opened, options: ClientOptions, group: SessionGroup) -> None:
         """Take over a stream after its handshake; use `connect` instead."""
         super().__init__(endpoint, opened, options, group)
+        self.address = opened.address
         self._window = 0  # without a control thread nobody sends later what the kernel does not take now
 
     @classmethod
@@ -77,17 +79,9 @@ class ClientSession(WaitingSession):
             VersionMismatch: it speaks a version that we do not.
         """
         chosen = options or ClientOptions()
-        opened = open_stream(
-            endpoint,
-            timeout_s=chosen.connect_timeout_s,
-            retry_s=chosen.retry_s,
-            herd=chosen.herd,
-            features=FEATURES | Feature.ANSWERED_SETS if chosen.set_tensor == "sync" else FEATURES,
-        )
+        opened = open_stream(endpoint, timeout_s=chosen.connect_timeout_s, retry_s=chosen.retry_s, herd=chosen.herd)
         session = cls(endpoint, opened, chosen, group or SessionGroup())
         try:
-            if chosen.set_tensor == "sync" and not session.dialect.answered_sets:
-                raise WorkerRefused(endpoint, "does not answer SET_TENSOR: --set-tensor sync needs wireherd workers")
             session._join_control()
         except BaseException:
             session.close()
@@ -99,7 +93,7 @@ class ClientSession(WaitingSession):
         hello = self.hello
         if hello is None or not hello.features & Feature.CONTROL:
             return
-        opened = open_control(self.endpoint, hello.session, timeout_s=self.options.connect_timeout_s)
+        opened = open_control(self.endpoint, self.address, hello.session, timeout_s=self.options.connect_timeout_s)
         self._window = min(self.options.window_bytes, hello.window)
         self._control = Control(opened, on_end=self._control_ended, on_quiet=self._tend)
 

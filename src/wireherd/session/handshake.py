@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from wireherd.errors import (
+    ConnectError,
     PeerClosed,
     ReadTimeout,
     RemoteError,
@@ -21,11 +22,12 @@ from wireherd.errors import (
 )
 from wireherd.obs.log import get_logger
 from wireherd.protocol.connection import ClientConnection
-from wireherd.protocol.messages_herd import FEATURES, NO_SESSION, Feature, HerdHelloRequest, Purpose
+from wireherd.protocol.messages_herd import NO_SESSION, HerdHelloRequest, Purpose
 from wireherd.protocol.messages_stock import HelloRequest
 from wireherd.protocol.table import BY_MESSAGE, Opcode
 from wireherd.protocol.version import NEWEST, Version
 from wireherd.session.frames import FrameStream
+from wireherd.session.racing import quickest
 from wireherd.session.retry import pauses
 from wireherd.transport import Address, connect
 
@@ -45,10 +47,17 @@ _WITHOUT_CAPS: Final = Version(3, 6)
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """A connection after its handshake; the frame reader may hold bytes already."""
+    """A connection after its handshake; the frame reader may hold bytes already.
+
+    Attributes:
+        connection: the protocol's state.
+        frames: the stream behind it.
+        address: the one of the worker's addresses that was taken; a session's further connections go there too.
+    """
 
     connection: ClientConnection
     frames: FrameStream
+    address: Address
 
 
 class _Closed(Exception):  # noqa: N818 - no error yet: the caller has another way to try
@@ -59,17 +68,14 @@ class _Closed(Exception):  # noqa: N818 - no error yet: the caller has another w
         super().__init__(how)
 
 
-def open_stream(
-    endpoint: str, *, timeout_s: float, retry_s: float = 0.0, herd: bool = True, features: Feature = FEATURES
-) -> Opened:
+def open_stream(endpoint: str, *, timeout_s: float, retry_s: float = 0.0, herd: bool = True) -> Opened:
     """Open the stream of a new session.
 
     Args:
-        endpoint: the worker's address as the user spelled it.
+        endpoint: the worker's address as the user spelled it, or several, of which the quickest is taken.
         timeout_s: for the connection and for the answer to HELLO.
         retry_s: how long to try again while nobody answers at the address; 0 tries once.
         herd: whether to use our extension where the worker offers it.
-        features: what of the extension is wanted.
 
     Raises:
         UsageError: `endpoint` is no address.
@@ -77,43 +83,49 @@ def open_stream(
         WorkerRefused: what is there is no ggml-rpc server, or said no.
         VersionMismatch: it speaks a version that we do not.
     """
-    address = Address.parse(endpoint)
+    addresses = Address.parse_all(endpoint)
     end = time.monotonic() + retry_s
     for pause_s in pauses(retry_s):
         if time.monotonic() > end:
             break  # the attempts themselves took the time
         try:
-            return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION, features)
+            address = _choose(endpoint, addresses, timeout_s)
+            return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION)
         except WorkerLost as error:
             log.info("%s; trying again", error)
             time.sleep(pause_s)
-    return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION, features)
+    address = _choose(endpoint, addresses, timeout_s)
+    return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION)
 
 
-def open_control(endpoint: str, session: bytes, *, timeout_s: float) -> Opened:
-    """Open a control connection beside the stream of `session`.
+def _choose(endpoint: str, addresses: tuple[Address, ...], timeout_s: float) -> Address:
+    """The address to go by: the only one, or the one that answers HELLO soonest."""
+    if len(addresses) == 1:
+        return addresses[0]
+    try:
+        return quickest(
+            addresses, lambda each: _Greeting(endpoint, each, timeout_s, Purpose.STREAM, NO_SESSION).measure()
+        )
+    except ConnectError as error:
+        raise WorkerLost(endpoint, str(error)) from error
+
+
+def open_control(endpoint: str, address: Address, session: bytes, *, timeout_s: float) -> Opened:
+    """Open a control connection beside the stream of `session`, at the address that the stream goes by.
 
     Raises:
         WorkerLost: the worker cannot be reached any more, or does not answer in time.
         WorkerRefused: it does not know the session.
     """
-    opened = _open(endpoint, Address.parse(endpoint), timeout_s, True, Purpose.CONTROL, session)
+    opened = _open(endpoint, address, timeout_s, True, Purpose.CONTROL, session)
     if opened.connection.hello is None:
         opened.frames.stream.close()
         raise WorkerRefused(endpoint, "would not open a control connection beside its stream")
     return opened
 
 
-def _open(
-    endpoint: str,
-    address: Address,
-    timeout_s: float,
-    herd: bool,
-    purpose: Purpose,
-    session: bytes,
-    features: Feature = FEATURES,
-) -> Opened:
-    greeting = _Greeting(endpoint, address, timeout_s, purpose, session, features)
+def _open(endpoint: str, address: Address, timeout_s: float, herd: bool, purpose: Purpose, session: bytes) -> Opened:
+    greeting = _Greeting(endpoint, address, timeout_s, purpose, session)
     try:
         return greeting.open(NEWEST, herd)
     except _Closed as error:
@@ -139,7 +151,6 @@ class _Greeting:
     timeout_s: float
     purpose: Purpose
     session: bytes
-    features: Feature = FEATURES
 
     def open(self, version: Version, herd: bool) -> Opened:
         """Connect and shake hands; `version` decides how HELLO is said.
@@ -157,15 +168,35 @@ class _Greeting:
             stream.close()
             raise
 
+    def measure(self) -> float:
+        """Connect, say HELLO, leave; seconds from HELLO to its answer, or to the refusal of a server before 4.0.
+
+        Raises:
+            WorkerLost, WorkerRefused, VersionMismatch: as for `open`.
+        """
+        try:
+            stream = connect(self.address, self.timeout_s)
+        except TransportError as error:
+            raise WorkerLost(self.endpoint, str(error)) from error
+        with stream:
+            connection = ClientConnection(f"worker {self.endpoint}", version=NEWEST, herd=False)
+            frames = FrameStream(stream, connection.incoming, idle_s=None, stall_s=self.timeout_s, slice_s=_SLICE_S)
+            begun = time.perf_counter()
+            try:
+                self._ask(connection, frames, HelloRequest(), self.timeout_s)
+            except _Closed:
+                log.debug("%s closed the connection at HELLO", self.address)
+            return time.perf_counter() - begun
+
     def _greet(self, stream: Stream, version: Version, herd: bool) -> Opened:
         connection = ClientConnection(f"worker {self.endpoint}", version=version, herd=herd)
         frames = FrameStream(stream, connection.incoming, idle_s=None, stall_s=self.timeout_s, slice_s=_SLICE_S)
         self._ask(connection, frames, HelloRequest(), self.timeout_s)
         if connection.herd_offered:
-            request = HerdHelloRequest(purpose=int(self.purpose), features=int(self.features), session=self.session)
+            request = HerdHelloRequest(purpose=int(self.purpose), session=self.session)
             self._ask(connection, frames, request, max(self.timeout_s, SESSION_TIMEOUT_S))
             frames.reader.switch(connection.incoming)
-        return Opened(connection, frames)
+        return Opened(connection, frames, self.address)
 
     def _ask(self, connection: ClientConnection, frames: FrameStream, request: Message, timeout_s: float) -> None:
         """Send one command of the handshake and take its answer, which acts on `connection`."""

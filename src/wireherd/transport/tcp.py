@@ -17,6 +17,7 @@ import time
 from typing import TYPE_CHECKING, Final
 
 from wireherd.errors import ConnectError, ConnectTimeout
+from wireherd.transport import interface
 from wireherd.transport.address import TCP, Address
 from wireherd.transport.sockets import SocketListener, SocketStream, connect_error
 
@@ -43,10 +44,12 @@ def connect(address: Address, timeout_s: float) -> SocketStream:
 
     Raises:
         ConnectTimeout: nobody answered within `timeout_s`.
-        ConnectError: the peer refused, or cannot be reached.
+        ConnectError: the peer refused, or cannot be reached, or not through the interface that the address names.
     """
     end = time.monotonic() + timeout_s
-    sock = _first(_resolve(address, timeout_s), end, timeout_s)
+    if address.via:
+        interface.check(address.via)
+    sock = _first(_resolve(address, timeout_s), end, timeout_s, address.via)
     tune(sock)
     return SocketStream(sock, str(address))
 
@@ -57,6 +60,8 @@ def listen(address: Address) -> TcpListener:
     Raises:
         ConnectError: it is in use, or not an address of this machine.
     """
+    if address.via:
+        raise ConnectError(f"listen on an address of this machine, without '@{address.via}'")
     targets = _resolve(address, timeout_s=5.0)
     family, kind, proto, where = targets[0]
     sock = socket.socket(family, kind, proto)
@@ -143,7 +148,7 @@ def _lookup(address: Address, flags: int) -> list[Target]:
     return [(family, kind, proto, where) for family, kind, proto, _, where in rows]
 
 
-def _first(targets: Sequence[Target], end: float, timeout_s: float) -> socket.socket:
+def _first(targets: Sequence[Target], end: float, timeout_s: float, via: str) -> socket.socket:
     """Connect to all targets, one after the other begun, and keep the first that answers."""
     waiting = list(targets)
     last: OSError | None = None
@@ -157,7 +162,7 @@ def _first(targets: Sequence[Target], end: float, timeout_s: float) -> socket.so
                 if waiting and (not selector.get_map() or now - begun >= _STAGGER_S):
                     begun = now
                     try:
-                        selector.register(_begin(waiting.pop(0)), selectors.EVENT_WRITE)
+                        selector.register(_begin(waiting.pop(0), via), selectors.EVENT_WRITE)
                     except OSError as error:
                         last = error
                     continue
@@ -181,10 +186,12 @@ def _first(targets: Sequence[Target], end: float, timeout_s: float) -> socket.so
     raise connect_error(last or OSError(errno.EHOSTUNREACH, ""))
 
 
-def _begin(target: Target) -> socket.socket:
+def _begin(target: Target, via: str) -> socket.socket:
     family, kind, proto, where = target
     sock = socket.socket(family, kind, proto)
     try:
+        if via:
+            where = interface.route(sock, via, where)
         sock.setblocking(False)
         number = sock.connect_ex(where)
         if number not in {0, errno.EINPROGRESS, errno.EWOULDBLOCK, getattr(errno, "WSAEWOULDBLOCK", 0)}:

@@ -17,8 +17,8 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING, Any, Final
 
-from wireherd.errors import LocalProtocolError, WorkerError, WorkerLost
-from wireherd.protocol.messages_herd import Feature, HerdHelloResponse
+from wireherd.errors import LocalProtocolError, WorkerError, WorkerLost, WorkerRefused
+from wireherd.protocol.messages_herd import FEATURES, Feature, HerdHelloResponse
 from wireherd.protocol.table import BY_MESSAGE, Bulk
 from wireherd.session.control import Control
 from wireherd.session.group import SessionGroup
@@ -79,9 +79,17 @@ class ClientSession(WaitingSession):
             VersionMismatch: it speaks a version that we do not.
         """
         chosen = options or ClientOptions()
-        opened = open_stream(endpoint, timeout_s=chosen.connect_timeout_s, retry_s=chosen.retry_s, herd=chosen.herd)
+        opened = open_stream(
+            endpoint,
+            timeout_s=chosen.connect_timeout_s,
+            retry_s=chosen.retry_s,
+            herd=chosen.herd,
+            features=FEATURES | Feature.ANSWERED_SETS if chosen.set_tensor == "sync" else FEATURES,
+        )
         session = cls(endpoint, opened, chosen, group or SessionGroup())
         try:
+            if chosen.set_tensor == "sync" and not session.dialect.answered_sets:
+                raise WorkerRefused(endpoint, "does not answer SET_TENSOR: --set-tensor sync needs wireherd workers")
             session._join_control()
         except BaseException:
             session.close()

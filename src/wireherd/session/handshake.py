@@ -22,7 +22,7 @@ from wireherd.errors import (
 )
 from wireherd.obs.log import get_logger
 from wireherd.protocol.connection import ClientConnection
-from wireherd.protocol.messages_herd import NO_SESSION, HerdHelloRequest, Purpose
+from wireherd.protocol.messages_herd import FEATURES, NO_SESSION, Feature, HerdHelloRequest, Purpose
 from wireherd.protocol.messages_stock import HelloRequest
 from wireherd.protocol.table import BY_MESSAGE, Opcode
 from wireherd.protocol.version import NEWEST, Version
@@ -68,7 +68,9 @@ class _Closed(Exception):  # noqa: N818 - no error yet: the caller has another w
         super().__init__(how)
 
 
-def open_stream(endpoint: str, *, timeout_s: float, retry_s: float = 0.0, herd: bool = True) -> Opened:
+def open_stream(
+    endpoint: str, *, timeout_s: float, retry_s: float = 0.0, herd: bool = True, features: Feature = FEATURES
+) -> Opened:
     """Open the stream of a new session.
 
     Args:
@@ -76,6 +78,7 @@ def open_stream(endpoint: str, *, timeout_s: float, retry_s: float = 0.0, herd: 
         timeout_s: for the connection and for the answer to HELLO.
         retry_s: how long to try again while nobody answers at the address; 0 tries once.
         herd: whether to use our extension where the worker offers it.
+        features: what of the extension is wanted.
 
     Raises:
         UsageError: `endpoint` is no address.
@@ -90,12 +93,12 @@ def open_stream(endpoint: str, *, timeout_s: float, retry_s: float = 0.0, herd: 
             break  # the attempts themselves took the time
         try:
             address = _choose(endpoint, addresses, timeout_s)
-            return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION)
+            return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION, features)
         except WorkerLost as error:
             log.info("%s; trying again", error)
             time.sleep(pause_s)
     address = _choose(endpoint, addresses, timeout_s)
-    return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION)
+    return _open(endpoint, address, timeout_s, herd, Purpose.STREAM, NO_SESSION, features)
 
 
 def _choose(endpoint: str, addresses: tuple[Address, ...], timeout_s: float) -> Address:
@@ -124,8 +127,16 @@ def open_control(endpoint: str, address: Address, session: bytes, *, timeout_s: 
     return opened
 
 
-def _open(endpoint: str, address: Address, timeout_s: float, herd: bool, purpose: Purpose, session: bytes) -> Opened:
-    greeting = _Greeting(endpoint, address, timeout_s, purpose, session)
+def _open(
+    endpoint: str,
+    address: Address,
+    timeout_s: float,
+    herd: bool,
+    purpose: Purpose,
+    session: bytes,
+    features: Feature = FEATURES,
+) -> Opened:
+    greeting = _Greeting(endpoint, address, timeout_s, purpose, session, features)
     try:
         return greeting.open(NEWEST, herd)
     except _Closed as error:
@@ -151,6 +162,7 @@ class _Greeting:
     timeout_s: float
     purpose: Purpose
     session: bytes
+    features: Feature = FEATURES
 
     def open(self, version: Version, herd: bool) -> Opened:
         """Connect and shake hands; `version` decides how HELLO is said.
@@ -193,7 +205,7 @@ class _Greeting:
         frames = FrameStream(stream, connection.incoming, idle_s=None, stall_s=self.timeout_s, slice_s=_SLICE_S)
         self._ask(connection, frames, HelloRequest(), self.timeout_s)
         if connection.herd_offered:
-            request = HerdHelloRequest(purpose=int(self.purpose), session=self.session)
+            request = HerdHelloRequest(purpose=int(self.purpose), features=int(self.features), session=self.session)
             self._ask(connection, frames, request, max(self.timeout_s, SESSION_TIMEOUT_S))
             frames.reader.switch(connection.incoming)
         return Opened(connection, frames, self.address)

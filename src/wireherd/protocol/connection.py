@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
     from wireherd.protocol.fields import Message
 
-__all__ = ["ClientConnection", "Incoming", "Pending", "ServerConnection"]
+__all__ = ["ClientConnection", "Incoming", "Pending", "Prepared", "ServerConnection"]
 
 
 class Pending(NamedTuple):
@@ -69,6 +69,13 @@ class Pending(NamedTuple):
     def unasked(self) -> bool:
         """Whether this answers nothing: an error or a progress report."""
         return self.request is None
+
+
+class Prepared(NamedTuple):
+    """A command that goes out again and again, encoded once; see `ClientConnection.prepare`."""
+
+    opcode: int
+    body: bytes
 
 
 class ClientConnection:
@@ -131,6 +138,38 @@ class ClientConnection:
         if self.state is State.HELLO and command.opcode != Opcode.HERD_HELLO:
             self.state = State.STREAM
         return header + body
+
+    def prepare(self, message: Message) -> Prepared:
+        """Encode a command without data and without an answer once, for `repeat`.
+
+        Raises:
+            LocalProtocolError: not in this dialect, values that do not fit, or a command that is answered.
+        """
+        command = BY_MESSAGE.get(type(message))
+        row = None if command is None else self.dialect.rows.get(command.opcode)
+        if command is None or row is None or row.request is None or type(message) is not command.request:
+            raise LocalProtocolError(f"{type(message).__name__} is no request of {self.dialect}")
+        self._may_send(command)
+        if row.reply is not Reply.NONE or command.bulk is Bulk.REQUEST or State.STREAM not in command.states:
+            raise LocalProtocolError(f"{command.name} cannot be prepared")
+        body = row.request.encode(message)
+        if len(body) > row.request_max:
+            raise LocalProtocolError(f"{command.name} with {len(body)} bytes is larger than the peer takes")
+        return Prepared(int(command.opcode), body)
+
+    def repeat(self, prepared: Prepared) -> bytes:
+        """Give the header of a prepared command; its body goes right behind it.
+
+        Raises:
+            LocalProtocolError: not now.
+        """
+        if self.state is not State.STREAM:
+            if self.state is not State.HELLO:
+                raise LocalProtocolError(f"no command may be sent in state {self.state.value}")
+            self.state = State.STREAM
+        if self.hello is not None:
+            self.sequence = (self.sequence + 1) & SEQUENCE_MASK
+        return self.outgoing.pack(prepared.opcode, 0, 0, self.sequence, len(prepared.body))
 
     def _may_send(self, command: Command) -> None:
         if self.state not in command.states:

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Buffer, Self
 
+    from wireherd.protocol.connection import Prepared
     from wireherd.protocol.dialect import Dialect
     from wireherd.protocol.fields import Message
     from wireherd.protocol.version import Version
@@ -174,13 +175,83 @@ class ClientSession(WaitingSession):
                 if len(pipe.out) > COALESCE_BYTES or (
                     flush and (_clock() - pipe.last_flush > HOLD_S or self._control is None)
                 ):
-                    pipe.send()
-                    while len(pipe.out) > self._window:
-                        self._turn(SLICE_S)
-                        pipe.send()
+                    self._hand_over()
             except BaseException as error:
                 self._fault(error)
                 raise
+
+    def prepare(self, message: Message) -> Prepared:
+        """Encode a command that has neither data nor an answer once, for `repeat`.
+
+        Raises:
+            LocalProtocolError: it is no such command of this dialect, or does not fit.
+        """
+        return self._pipe.connection.prepare(message)
+
+    def repeat(self, prepared: Prepared) -> None:
+        """Post a prepared command that the worker should have soon: what `post` does, for the hundreds a token.
+
+        Raises:
+            WorkerError: the session has failed, now or before.
+        """
+        with self._lock:
+            if self._failure is not None:
+                raise self._again(self._failure)
+            pipe = self._pipe
+            try:
+                pipe.repeat(prepared)
+                if _clock() - pipe.last_flush > HOLD_S or len(pipe.out) > COALESCE_BYTES or self._control is None:
+                    self._hand_over()
+            except BaseException as error:
+                self._fault(error)
+                raise
+
+    def _hand_over(self) -> None:
+        """Give the kernel what it takes; wait only where more is left than the window allows."""
+        pipe = self._pipe
+        pipe.send()
+        while len(pipe.out) > self._window:
+            self._turn(SLICE_S)
+            pipe.send()
+
+    def begin(self, message: Message) -> Answer:
+        """Send a command at once and do not wait for its answer: `finish` does.
+
+        Raises:
+            LocalProtocolError: it is no command of this dialect, or does not fit; the session goes on.
+            WorkerError: the session has failed, now or before.
+        """
+        answer = Answer(None, deferred=False)
+        with self._lock:
+            self.check()
+            pipe = self._pipe
+            try:
+                before = pipe.connection.pending
+                pipe.append(message, None, answer)
+                answer.done = pipe.connection.pending == before  # nothing comes back in this dialect
+                pipe.send()
+            except BaseException as error:
+                self._fault(error)
+                raise
+        return answer
+
+    def finish(self, answer: Answer) -> Any:
+        """Wait for the answer of a command that was begun, and give the message.
+
+        Raises:
+            RemoteError: the worker refused this command; the session goes on.
+            WorkerError: the session has failed, now or before.
+        """
+        with self._lock:
+            self.check()
+            try:
+                self._await(lambda: answer.done)
+            except BaseException as error:
+                self._fault(error)
+                raise
+        if answer.error is not None:
+            raise answer.error
+        return answer.message
 
     def call(self, message: Message, bulk: Buffer | None = None, *, into: Buffer | None = None) -> Any:
         """Send a command and wait for its answer.

@@ -20,7 +20,7 @@ from wireherd.protocol.table import Reply
 from wireherd.session.options import SessionStats
 
 if TYPE_CHECKING:
-    from wireherd.protocol.connection import ClientConnection, Pending
+    from wireherd.protocol.connection import ClientConnection, Pending, Prepared
     from wireherd.protocol.fields import Message
     from wireherd.protocol.framing import Frame, FrameReader
     from wireherd.session.handshake import Opened
@@ -73,6 +73,17 @@ class Pipe:
         else:
             self.out += self.connection.request(message, len(bulk), answer)
             self.out += bulk
+        self.stats.frames_sent += 1
+
+    def repeat(self, prepared: Prepared) -> None:
+        """Put a prepared command into the buffer.
+
+        Raises:
+            LocalProtocolError: it is no command now; nothing has happened.
+        """
+        out = self.out
+        out += self.connection.repeat(prepared)
+        out += prepared.body
         self.stats.frames_sent += 1
 
     def announce(self, message: Message, size: int) -> None:

@@ -215,6 +215,7 @@ class WaitingSession:
         self._give_up(self._lost(reason), None)
 
     def _give_up(self, failure: WorkerError, cause: BaseException | None) -> None:
+        failure.__cause__ = cause
         self._keep(failure)
         self._pipe.stream.shutdown()
         raise self._again(self._failure or failure) from cause
@@ -229,7 +230,9 @@ class WaitingSession:
     @staticmethod
     def _again(failure: WorkerError) -> WorkerError:
         """The same failure as a fresh exception: one instance would gather the traces of all its raisers."""
-        return type(failure)(failure.endpoint, failure.reason)
+        again = type(failure)(failure.endpoint, failure.reason)
+        again.__cause__ = failure.__cause__
+        return again
 
     def _lost(self, reason: str) -> WorkerLost:
         try:

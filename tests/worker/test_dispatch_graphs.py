@@ -12,10 +12,12 @@ from building import F32, I64, INT, SIZE, Builder, Wire, do, fetch, herd_dispatc
 from wireherd import ggml
 from wireherd.errors import BadGraph, Cancelled, NoSuchDevice, NoSuchGraph, OutOfBounds, UnsupportedOp
 from wireherd.protocol.dialect import dialect_for
+from wireherd.protocol.kept import UNASKED
 from wireherd.protocol.messages_graph import GraphComputeRequest, GraphRecomputeRequest, SupportsOpRequest
 from wireherd.protocol.messages_stock import FreeBufferRequest
 from wireherd.protocol.table import Opcode
 from wireherd.protocol.version import Version
+from wireherd.worker import graphs
 from wireherd.worker.dispatch import Dispatcher
 from wireherd.worker.settings import WorkerSettings
 
@@ -117,8 +119,8 @@ def test_what_is_not_kept_cannot_run_again(worker, build):
         do(worker, Opcode.GRAPH_COMPUTE, GraphComputeRequest(9, 0, wire.node_ids, wire.rows))
 
 
-def test_the_last_graphs_are_kept(worker, build, monkeypatch):
-    monkeypatch.setattr(worker.state.graphs, "_limits", (4, 1 << 20))
+def test_the_last_graphs_are_kept_for_who_does_not_ask(worker, build, monkeypatch):
+    monkeypatch.setattr(worker.state.graphs, "_rule", UNASKED._replace(graphs=4))
     wire, *_ = addition(worker, build)
     for uid in range(1, 8):
         run(worker, wire, uid)
@@ -199,7 +201,7 @@ def test_experts_chosen_by_the_graph_are_in_range(worker, build):
     out = _moe(build)
     wire = Wire([out], worker)
     run(worker, wire, 1)
-    kept = worker.state.graphs._kept[0][1]
+    kept = worker.state.graphs._caches[0].graphs[1]
     assert len(kept.parts) == 1
     assert not kept.parts[0].watches, "ARGSORT cannot leave its row"
 
@@ -227,7 +229,7 @@ def test_indices_computed_otherwise_are_looked_at_between_two_parts(worker, buil
             run(worker, wire, 1)
         return
     run(worker, wire, 1)
-    assert len(worker.state.graphs._kept[0][1].parts) == 2
+    assert len(worker.state.graphs._caches[0].graphs[1].parts) == 2
     expected = np.einsum("tsk,tsnk->tsn", inputs, experts[(chosen / 2).astype(int)])
     np.testing.assert_allclose(floats(worker, wire, out)[0], expected, rtol=1e-4, atol=1e-4)
     again(worker, 1)
@@ -334,7 +336,7 @@ def test_graphs_stay_on_their_device(build):
 
 
 def test_small_graphs_without_a_uid_are_built_once(worker, build, monkeypatch):
-    monkeypatch.setattr(worker.state.graphs, "_limits", (3, 1 << 20))
+    monkeypatch.setattr(graphs, "_SMALL_COUNT", 3)
     wire, a, _, out = addition(worker, build)
     run(worker, wire)
     first = next(iter(worker.state.graphs._small.values()))

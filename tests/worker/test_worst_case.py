@@ -15,7 +15,7 @@ from raw_client import Raw
 from fuzz.wire import Wire as Line
 from support import processes
 from wireherd.errors import BadGraph, NoSuchGraph, OutOfMemory
-from wireherd.protocol.kept import HERD_GRAPH_BYTES, HERD_GRAPHS, STOCK_GRAPH_BYTES, STOCK_GRAPHS
+from wireherd.protocol.kept import STOCK, UNASKED
 from wireherd.protocol.messages_graph import GraphComputeRequest, GraphRecomputeRequest
 from wireherd.protocol.messages_stock import AllocBufferRequest, BufferGetBaseRequest, FreeBufferRequest
 from wireherd.protocol.table import Opcode
@@ -57,7 +57,7 @@ def test_kept_graphs_are_bounded_in_bytes(worker, monkeypatch):
     """No limit on buffers counts them: 256 graphs of the largest frame would take 20 GiB."""
     ids, rows, handle = views(worker, 1000)
     each = ids.nbytes + rows.nbytes
-    monkeypatch.setattr(worker.state.graphs, "_limits", (256, 10 * each))
+    monkeypatch.setattr(worker.state.graphs, "_rule", UNASKED._replace(nbytes=10 * each))
     for uid in range(1, 41):
         compute(worker, uid, ids, rows)
     kept = len(worker.state.graphs)
@@ -72,12 +72,12 @@ def test_kept_graphs_are_bounded_in_bytes(worker, monkeypatch):
     assert len(worker.state.graphs) == kept
     do(worker, Opcode.FREE_BUFFER, FreeBufferRequest(handle))
     assert not len(worker.state.graphs)
-    assert worker.state.graphs._rules[0].nbytes == 0
+    assert worker.state.graphs._caches[0].rule.nbytes == 0
 
 
 def test_a_graph_larger_than_all_room_is_still_kept_alone(worker, monkeypatch):
     ids, rows, _ = views(worker, 100)
-    monkeypatch.setattr(worker.state.graphs, "_limits", (256, 1000))
+    monkeypatch.setattr(worker.state.graphs, "_rule", UNASKED._replace(nbytes=1000))
     for uid in (1, 2):
         compute(worker, uid, ids, rows)
         do(worker, Opcode.GRAPH_RECOMPUTE, GraphRecomputeRequest(0, uid))
@@ -86,8 +86,8 @@ def test_a_graph_larger_than_all_room_is_still_kept_alone(worker, monkeypatch):
 
 def test_the_bounds_leave_room_for_what_clients_keep():
     record = HERD_TENSOR.itemsize + 8
-    assert STOCK_GRAPHS * 1500 * record <= STOCK_GRAPH_BYTES
-    assert HERD_GRAPHS * 1500 * record <= HERD_GRAPH_BYTES
+    assert STOCK.graphs * 1500 * record <= STOCK.nbytes
+    assert UNASKED.graphs * 1500 * record <= UNASKED.nbytes
 
 
 def test_a_product_cannot_make_work_memory_out_of_overlapping_rows(worker, build):

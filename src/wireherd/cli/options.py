@@ -10,6 +10,7 @@ from wireherd.errors import UsageError
 from wireherd.llm import hub, models
 from wireherd.llm.options import CACHE_TYPES, FLASH_ATTENTION, SET_TENSOR, SPLIT_MODES, LlamaOptions
 from wireherd.llm.placement import parse_tensor_split
+from wireherd.session.options import GRAPH_CACHE_POLICIES
 
 if TYPE_CHECKING:
     from wireherd.llm.fetch import Progress
@@ -135,6 +136,19 @@ def add_compute(parser: argparse.ArgumentParser, *, context: bool = True) -> Non
         help="keep weights on the local CPU in their stored layout: then a local run rounds as workers do",
     )
     group.add_argument("--no-mmap", action="store_true", help="read the model instead of mapping it")  # fmt: skip
+    _add_graph_cache(parser)
+
+
+def _add_graph_cache(parser: argparse.ArgumentParser) -> None:
+    group = parser.add_argument_group("graphs kept by workers")
+    group.add_argument(
+        "--graph-cache", type=int, default=1024, metavar="N",
+        help="graphs that each device of a worker keeps, so that they are not sent again (default 1024, 0 = none)",
+    )  # fmt: skip
+    group.add_argument(
+        "--graph-cache-policy", choices=GRAPH_CACHE_POLICIES, default="lru",
+        help="what a full cache forgets: the graph used longest ago, or all (default lru)",
+    )  # fmt: skip
 
 
 def filled(text: str) -> str:
@@ -243,4 +257,6 @@ def llama_options(args: argparse.Namespace, model: Path) -> LlamaOptions:
         ggml=args.ggml,
         stock_timeout_s=args.stock_timeout,
         set_tensor=args.set_tensor,
+        graph_cache=args.graph_cache,
+        graph_cache_policy=args.graph_cache_policy,
     )

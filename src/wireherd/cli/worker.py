@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from wireherd import config, worker
 from wireherd.errors import UsageError
 from wireherd.protocol.version import NEWEST, SUPPORTED, Version
+from wireherd.worker.settings import DEFAULT_GRAPH_CACHE
 
 if TYPE_CHECKING:
     from argparse import ArgumentParser, Namespace, _SubParsersAction
@@ -41,6 +42,13 @@ def add_parser(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument("-d", "--device", metavar="NAMES", help="devices to serve, comma-separated (default: all)")
     parser.add_argument("-t", "--threads", type=int, metavar="N", help="CPU threads a client (default: all cores)")
     parser.add_argument("-m", "--mem", type=int, metavar="MIB", help="most memory for all clients together")
+    parser.add_argument(
+        "--graph-cache-limit",
+        type=int,
+        default=DEFAULT_GRAPH_CACHE,
+        metavar="N",
+        help="most graphs kept for a client on each device, 0 for none (%(default)s)",
+    )
     parser.add_argument("--protocol", metavar="VERSION", help=f"version to answer with: {known} ({NEWEST.short})")
     parser.add_argument(
         "--ggml", metavar="PATH", help="ggml library: a file or a folder (default: the installed wheel)"
@@ -76,6 +84,7 @@ def settings(args: Namespace) -> worker.WorkerSettings:
         devices=devices,
         threads=args.threads,
         memory_limit=None if args.mem is None else args.mem * _MIB,
+        graph_cache_limit=args.graph_cache_limit,
         protocol=NEWEST if args.protocol is None else Version.parse(args.protocol),
         ggml=args.ggml,
         insecure=args.insecure,

@@ -2,16 +2,15 @@
 
 Nothing here waits but `synchronize`, and that only for gets that are outstanding: the stream is ordered and copied
 its data, so a second micro-batch may start on one worker while another still computes the first. A graph that the
-worker holds goes as its uid; a graph without uid, or new, goes whole.
+worker holds goes as its name, which is its uid, or a hash where it has none; any other goes whole.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-import numpy as np
-
 from wireherd.bridge.gather import gather
+from wireherd.client.graphs import CONTENT_BIT, content_key
 from wireherd.ggml import memory, vtable
 from wireherd.ggml.enums import Status
 from wireherd.ggml.structs import GraphOffset
@@ -20,10 +19,11 @@ from wireherd.protocol.messages_graph import GraphComputeRequest, GraphRecompute
 if TYPE_CHECKING:
     from wireherd.client.endpoint import Endpoint
     from wireherd.ggml.library import Library
+    from wireherd.protocol.connection import Prepared
 
 #: how ggml tells backends apart
 _GUID: Final = b"wireherd-backend"
-#: uids whose GRAPH_RECOMPUTE message is kept
+#: uids whose GRAPH_RECOMPUTE command is kept
 _MEMO_LIMIT: Final = 4096
 _OK: Final = int(Status.SUCCESS)
 _FAILED: Final = int(Status.FAILED)
@@ -39,11 +39,14 @@ class RemoteBackends:
         self._graphs = endpoint.graphs[device]
         self._c_name = c_name
         self._structs: dict[int, Any] = {}
-        self._again: dict[int, GraphRecomputeRequest] = {}
+        self._again: dict[int, Prepared] = {}
         self._table = vtable.bind(lib.abi.BackendInterface, self, on_error=endpoint.on_error)
 
     def __len__(self) -> int:
         return len(self._structs)
+
+    def __contains__(self, backend: int) -> bool:
+        return backend in self._structs
 
     def make(self, device: int) -> int:
         """Make a backend for the device struct at that address; its own address."""
@@ -99,25 +102,33 @@ class RemoteBackends:
         endpoint.refusal = None  # whatever was refused, libllama found a way without it
         uid = memory.read_u64(graph + GraphOffset.UID)
         with endpoint.lock:  # what the worker holds follows from the order of what is sent
-            if self._graphs.holds(uid):
-                endpoint.post(self._recompute(uid), flush=True)
+            if self._graphs.again(uid):
+                self._rerun(uid)
             else:
                 self._send(graph, uid)
         return _OK
 
-    def _recompute(self, uid: int) -> GraphRecomputeRequest:
-        message = self._again.get(uid)
-        if message is None:
+    def _rerun(self, uid: int) -> None:
+        session = self._endpoint.session
+        command = self._again.get(uid)
+        if command is None:
             if len(self._again) >= _MEMO_LIMIT:
                 self._again.clear()
-            message = self._again[uid] = GraphRecomputeRequest(self._device, uid)
-        return message
+            command = self._again[uid] = session.prepare(GraphRecomputeRequest(self._device, uid))
+        session.repeat(command)
+        self._graphs.counts.rerun += 1
 
     def _send(self, graph: int, uid: int) -> None:
         snapshot = gather(graph)
         if not snapshot.n_nodes:
             return
-        endpoint = self._endpoint
+        endpoint, graphs = self._endpoint, self._graphs
+        if graphs.by_content and (not uid or uid & CONTENT_BIT):
+            uid = content_key(snapshot, endpoint.handles)
+            if graphs.again(uid):
+                self._rerun(uid)
+                return
         node_ids, tensors = endpoint.wire_graph(snapshot)
-        self._graphs.sent(uid, np.unique(tensors["buffer"]).tolist(), node_ids.nbytes + tensors.nbytes)
         endpoint.post(GraphComputeRequest(self._device, uid, node_ids, tensors), flush=True)
+        graphs.sent(uid, node_ids, tensors)  # after it has left: the worker need not wait for our bookkeeping
+        graphs.counts.sent += 1

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from wireherd.bridge.gather import Handles, Snapshot, TensorRecords, to_wire
 from wireherd.bridge.numbering import NumberMap
-from wireherd.client.graphs import GraphStore, store_for
+from wireherd.client.graphs import GraphStore, stores_for
 from wireherd.errors import (
     OutOfMemory,
     RemoteError,
@@ -148,7 +148,7 @@ class Endpoint:
         endpoint = cls(session, Numbering.of(*lib.numbering()), _numbering_of(session))
         try:
             endpoint.devices = endpoint._learn_devices()
-            endpoint.graphs = [store_for(endpoint.dialect) for _ in endpoint.devices]
+            endpoint.graphs = stores_for(endpoint)
         except WorkerError:
             raise
         except RemoteError as error:

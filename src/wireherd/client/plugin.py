@@ -36,13 +36,21 @@ _KEPT: Final[list[tuple[Any, ...]]] = []
 
 
 class WorkerStats(TypedDict):
-    """What went over the wire to one worker; `protocol` as in `5.0`, or `8.0+herd` for our own."""
+    """What went over the wire to one worker; `protocol` as in `5.0`, or `8.0+herd` for our own.
+
+    `graphs_sent` went whole, `graphs_rerun` as their name; `graph_cache_hits` are those of them that a cache held, not
+    just a slot for the last graph (3.5 to 7.0). `graph_cache_resets`: how often a full cache was emptied.
+    """
 
     endpoint: str
     protocol: str
     bytes_sent: int
     bytes_received: int
     round_trips: int
+    graphs_sent: int
+    graphs_rerun: int
+    graph_cache_hits: int
+    graph_cache_resets: int
 
 
 class Cluster:
@@ -57,9 +65,11 @@ class Cluster:
         """Connect to every worker and learn its devices.
 
         Raises:
-            UsageError: no worker, or one named twice.
+            UsageError: no worker, or one named twice, or options that make no sense.
             WorkerLost, WorkerRefused, VersionMismatch: one sentence that names the endpoint.
         """
+        options = options or ClientOptions()
+        options.check()
         if not endpoints:
             raise UsageError("a cluster needs at least one worker")
         for position, name in enumerate(endpoints):
@@ -73,7 +83,7 @@ class Cluster:
         self._registry = Registry(lib, _log_error)
         try:
             for name in endpoints:
-                session = ClientSession.connect(name, options or ClientOptions(), self._group)
+                session = ClientSession.connect(name, options, self._group)
                 try:
                     self.endpoints.append(Endpoint.adopt(lib, session))
                 except BaseException:
@@ -154,6 +164,10 @@ class Cluster:
                 bytes_sent=endpoint.session.stats.bytes_sent,
                 bytes_received=endpoint.session.stats.bytes_received,
                 round_trips=endpoint.session.stats.round_trips,
+                graphs_sent=sum(store.counts.sent for store in endpoint.graphs),
+                graphs_rerun=sum(store.counts.rerun for store in endpoint.graphs),
+                graph_cache_hits=sum(store.counts.rerun for store in endpoint.graphs if store.many),
+                graph_cache_resets=sum(store.counts.resets for store in endpoint.graphs),
             )
             for endpoint in self.endpoints
         ]

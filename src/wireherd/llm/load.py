@@ -10,6 +10,7 @@ from wireherd.ggml.llama import ContextOptions, ModelOptions
 from wireherd.llm import gguf, placement
 from wireherd.llm.options import FLASH_ATTENTION, default_threads
 from wireherd.obs.log import get_logger
+from wireherd.session.options import ClientOptions
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -66,6 +67,16 @@ def plan(
     if reason and not options.tensor_overrides:  # which move weights elsewhere: then libllama shall find out
         raise ModelError(f"{options.path.name} does not fit: {reason}")
     return shares
+
+
+def client_options(options: LlamaOptions) -> ClientOptions:
+    """How the workers of a model are treated."""
+    return ClientOptions(
+        stock_timeout_s=options.stock_timeout_s,
+        set_tensor=options.set_tensor,
+        graph_cache=options.graph_cache,
+        graph_cache_policy=options.graph_cache_policy,
+    )
 
 
 def model_options(

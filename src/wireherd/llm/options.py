@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Final
 
 from wireherd.errors import UsageError
 from wireherd.ggml.enums import KV_TYPES, FlashAttention
+from wireherd.protocol.kept import MAX_GRAPHS
+from wireherd.session.options import GRAPH_CACHE_POLICIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +36,7 @@ _RANGES: Final = {
     "n_batch": ("-b", 1, _I32),
     "n_ubatch": ("-ub", 1, _I32),
     "n_gpu_layers": ("-ngl", -_I32, _I32),
+    "graph_cache": ("--graph-cache", 0, MAX_GRAPHS),
     "threads": ("-t", 1, _MAX_THREADS),
     "threads_batch": ("-tb", 1, _MAX_THREADS),
 }
@@ -69,6 +72,8 @@ class LlamaOptions:
         ggml: native library; None is the default one.
         stock_timeout_s: seconds to wait for a stock server.
         set_tensor: "sync" waits for an answer to each write to a worker, as before protocol 2.0; only to measure it.
+        graph_cache: graphs that each device of one of our workers is asked to keep, 0 is none.
+        graph_cache_policy: what a full cache does: "lru" forgets the graph used longest ago, "reset" all.
         draft: how tokens are drafted for speculative decoding; None: not at all.
     """
 
@@ -94,6 +99,8 @@ class LlamaOptions:
     ggml: Path | str | None = None
     stock_timeout_s: float = 300.0
     set_tensor: str = "async"
+    graph_cache: int = 1024
+    graph_cache_policy: str = "lru"
     draft: DraftOptions | None = None
 
     @property
@@ -111,6 +118,10 @@ class LlamaOptions:
             raise UsageError(f"the split mode must be one of {', '.join(SPLIT_MODES)}, not {self.split_mode}")
         if self.set_tensor not in SET_TENSOR:
             raise UsageError(f"--set-tensor must be one of {', '.join(SET_TENSOR)}, not {self.set_tensor}")
+        if self.graph_cache_policy not in GRAPH_CACHE_POLICIES:
+            raise UsageError(
+                f"--graph-cache-policy must be one of {', '.join(GRAPH_CACHE_POLICIES)}, not {self.graph_cache_policy}"
+            )
         if self.flash_attn not in FLASH_ATTENTION:
             raise UsageError(f"flash attention must be one of {', '.join(FLASH_ATTENTION)}, not {self.flash_attn}")
         if self.split_mode == "tensor" and self.flash_attn == "off":

@@ -27,7 +27,6 @@ from wireherd.llm.options import LlamaOptions
 from wireherd.llm.sampler import SamplerSettings, SessionSampler
 from wireherd.llm.speculative import make_drafter
 from wireherd.llm.template import ChatTemplate
-from wireherd.session.options import ClientOptions
 
 __all__ = ["LlamaOptions", "LlmSession"]
 
@@ -105,9 +104,7 @@ class LlmSession:
         lib.start_llama()
         headers = load.read_headers(lib, paths)
         if options.rpc:
-            self.cluster = Cluster(
-                lib, options.rpc, ClientOptions(stock_timeout_s=options.stock_timeout_s, set_tensor=options.set_tensor)
-            )
+            self.cluster = Cluster(lib, options.rpc, load.client_options(options))
         devices = choose_devices(
             lib,
             self.cluster.devices if self.cluster else [],

@@ -36,7 +36,7 @@ class Feature(enum.IntFlag):
 
 
 #: what this release can do without being asked
-FEATURES = Feature.DEVICE_INFO | Feature.SUPPORTS_OP | Feature.CONTROL | Feature.PROGRESS
+FEATURES = Feature.DEVICE_INFO | Feature.SUPPORTS_OP | Feature.CONTROL | Feature.PROGRESS | Feature.GRAPH_CACHE
 
 #: what it can do besides, for a client that asks
 ON_REQUEST = Feature.ANSWERED_SETS

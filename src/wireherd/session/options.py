@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Final
+
+from wireherd.errors import UsageError
+from wireherd.protocol.kept import MAX_GRAPHS, Policy
+
+#: values of --graph-cache-policy
+GRAPH_CACHE_POLICIES: Final = tuple(policy.name.lower() for policy in (Policy.LRU, Policy.RESET))
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +24,10 @@ class ClientOptions:
         retry_s: how long to try again while nobody answers at an address; 0 tries once.
         herd: whether to use our extension where a worker offers it.
         set_tensor: "async", or "sync": have every SET_TENSOR answered, and wait for it, as before protocol 2.0.
+        graph_cache: graphs that each device of one of our workers is asked to keep; 0 keeps none.
+        graph_cache_policy: what a full one does: "lru" forgets the graph used longest ago, "reset" all.
+        peers_as_spelled: workers reach each other at the addresses given here, not at those they tell of themselves:
+            for measurements through a relay.
     """
 
     connect_timeout_s: float = 5.0
@@ -26,6 +37,22 @@ class ClientOptions:
     retry_s: float = 0.0
     herd: bool = True
     set_tensor: str = "async"
+    peers_as_spelled: bool = False
+    graph_cache: int = 1024
+    graph_cache_policy: str = "lru"
+
+    def check(self) -> None:
+        """Refuse what makes no sense.
+
+        Raises:
+            UsageError: a value out of range or unknown.
+        """
+        if not 0 <= self.graph_cache <= MAX_GRAPHS:
+            raise UsageError(f"--graph-cache must be between 0 and {MAX_GRAPHS}, not {self.graph_cache}")
+        if self.graph_cache_policy not in GRAPH_CACHE_POLICIES:
+            raise UsageError(
+                f"--graph-cache-policy must be one of {', '.join(GRAPH_CACHE_POLICIES)}, not {self.graph_cache_policy}"
+            )
 
 
 @dataclass(slots=True)

@@ -1,10 +1,10 @@
 """Graphs of one session: checked, rebuilt, run, and kept for GRAPH_RECOMPUTE.
 
-What is kept follows from the commands alone, so both ends know it without asking. From 8.0 on, and in our extension,
-every graph with a uid is kept, the last ones of each device by number and by bytes (`protocol.kept`): no limit on
-buffers counts this memory. A stock client forgets all of them at once, but counts on none that is older than that.
-Before 8.0 a device has one kept graph, the last. Freeing a buffer drops the graphs that touch it, and only those: a
-client that runs one of the others again must find it.
+What is kept follows from the commands alone (`protocol.kept`), so both ends know it without asking. One of our clients
+asks for a cache and says what a full one does; until then, and for stock clients, graphs are kept at first sight: from
+8.0 on the last ones of each device by number and by bytes, since no limit on buffers counts this memory, before that
+the very last. Freeing a buffer drops the graphs that touch it, and only those: a client that runs one of the others
+again must find it.
 """
 
 from __future__ import annotations
@@ -14,10 +14,11 @@ from typing import TYPE_CHECKING, Any, Final
 import numpy as np
 
 from wireherd.bridge import rebuild
-from wireherd.errors import BadGraph, Cancelled, GgmlFailed, GraphFailed, NoSuchGraph, UnsupportedOp
+from wireherd.errors import BadGraph, Cancelled, GgmlFailed, GraphFailed, NoSuchGraph, NotAllowed, UnsupportedOp
 from wireherd.ggml import memory
 from wireherd.ggml.enums import Status
-from wireherd.protocol.kept import HERD_GRAPH_BYTES, HERD_GRAPHS, STOCK_GRAPH_BYTES, STOCK_GRAPHS, KeptGraphs
+from wireherd.obs.log import get_logger
+from wireherd.protocol.kept import UNASKED, KeptGraphs, Rule, rule_of, touched
 from wireherd.protocol.tensor import to_herd
 from wireherd.protocol.version import Version
 from wireherd.worker import indices, validate
@@ -34,10 +35,15 @@ if TYPE_CHECKING:
     from wireherd.worker.facts import Types
     from wireherd.worker.ops import OpTable
 
-#: largest graph without a uid that is remembered by its content, bytes of records
+log = get_logger(__name__)
+
+#: largest graph without a uid that is remembered by its content, bytes of records; and how many of them
 _SMALL: Final = 16 << 10
+_SMALL_COUNT: Final = 1024
 #: first version that names graphs, and first whose ggml marks the nodes that are to run
 _WITH_UIDS: Final = Version(8, 0)
+#: before that, a device's kept graph needs no name
+_NAMELESS: Final = 1
 _WITH_COMPUTE_FLAG: Final = Version(4, 0)
 
 
@@ -67,6 +73,43 @@ class Kept:
             part.graph.close()
 
 
+class Cache:
+    """The kept graphs of one device."""
+
+    __slots__ = ("_where", "graphs", "rule")
+
+    def __init__(self, rule: Rule, where: str) -> None:
+        self.rule = KeptGraphs(rule)
+        self.graphs: dict[int, Kept] = {}
+        self._where = where
+
+    def add(self, uid: int, graph: Kept, node_ids: NDArray[np.uint64], tensors: NDArray[Any]) -> bool:
+        """Keep a graph that came whole, if the rule says so; whether it is kept now."""
+        graphs = self.graphs
+        before = len(graphs)
+        result = self.rule.sent(uid, node_ids.nbytes + tensors.nbytes, touched(tensors))
+        if result.cleared:
+            log.info("graph cache of %s is full (%d graphs): cleared", self._where, before)
+        for gone in result.gone:
+            graphs.pop(gone).close()
+        if result.kept:
+            if uid in graphs:
+                graphs[uid].close()
+            graphs[uid] = graph
+        return result.kept
+
+    def forget(self, handle: int) -> None:
+        """Drop the graphs that touch a buffer."""
+        for uid in self.rule.freed(handle):
+            self.graphs.pop(uid).close()
+
+    def close(self) -> None:
+        """Drop all."""
+        for graph in self.graphs.values():
+            graph.close()
+        self.graphs.clear()
+
+
 class Graphs:
     """The graphs of one session."""
 
@@ -75,15 +118,17 @@ class Graphs:
         self._types = types
         self._table = table
         self._buffers = buffers
-        self._kept: dict[int, dict[int, Kept]] = {}
+        #: by device
+        self._caches: dict[int, Cache] = {}
         self._small: dict[tuple[int, bytes, bytes], Kept] = {}
         self._numbers: NumberMap | None = None
         self._narrow = False
         self._compute_flag = True
         self._by_uid = True
-        #: by device: what `_kept` holds, counted as the client counts
-        self._rules: dict[int, KeptGraphs] = {}
-        self._limits = (STOCK_GRAPHS, STOCK_GRAPH_BYTES)
+        self._rule = UNASKED
+        #: whether the client asked for a cache: then it names graphs without a uid by itself
+        self._agreed = False
+        self._started = False
         self.cancelled = False
 
     def speak(self, dialect: Dialect, numbers: NumberMap | None) -> None:
@@ -92,40 +137,45 @@ class Graphs:
         self._narrow = not dialect.herd
         self._compute_flag = dialect.version >= _WITH_COMPUTE_FLAG
         self._by_uid = dialect.version >= _WITH_UIDS
-        self._limits = (HERD_GRAPHS, HERD_GRAPH_BYTES) if dialect.herd else (STOCK_GRAPHS, STOCK_GRAPH_BYTES)
-        if not self._by_uid:
-            self._limits = (1, STOCK_GRAPH_BYTES)
+        self._rule = rule_of(dialect)
+
+    def agree(self, rule: Rule) -> None:
+        """Keep graphs by this rule, as agreed with the client.
+
+        Raises:
+            NotAllowed: a graph came before, or this is the second time.
+        """
+        if self._started or self._agreed:
+            raise NotAllowed("a graph cache is asked for once, before the first graph")
+        self._rule = rule
+        self._agreed = True
 
     def __len__(self) -> int:
-        return sum(len(kept) for kept in self._kept.values())
+        return sum(len(cache.graphs) for cache in self._caches.values())
 
     def compute(self, device: Device, uid: int, node_ids: NDArray[np.uint64], tensors: NDArray[Any]) -> None:
-        """Check a graph, run it, and keep it if it has a uid (before 8.0: always).
+        """Check a graph, run it, and keep it if it is to be kept.
 
         Raises:
             RemoteError: it was refused, or failed.
         """
-        if self._by_uid and not uid and tensors.nbytes <= _SMALL:
+        self._started = True
+        if not self._agreed and self._by_uid and not uid and tensors.nbytes <= _SMALL:
             self._run(self._remembered(device, node_ids, tensors))
             return
         graph = self._build(device, uid, node_ids, tensors)
-        if uid or not self._by_uid:
-            self._keep(device, uid if self._by_uid else 0, graph, node_ids.nbytes + tensors.nbytes)
+        kept = self._cache(device).add(uid if self._by_uid else _NAMELESS, graph, node_ids, tensors)
         try:
             self._run(graph)
         finally:
-            if self._by_uid and not uid:
+            if not kept:
                 graph.close()
 
-    def _keep(self, device: Device, uid: int, graph: Kept, nbytes: int) -> None:
-        """Keep a graph in place of one of the same uid, and of the oldest ones where there are too many or too much."""
-        kept = self._kept.setdefault(device.index, {})
-        rule = self._rules.setdefault(device.index, KeptGraphs(*self._limits))
-        if uid in kept:
-            kept.pop(uid).close()
-        for oldest in rule.keep(uid, nbytes):
-            kept.pop(oldest).close()
-        kept[uid] = graph
+    def _cache(self, device: Device) -> Cache:
+        cache = self._caches.get(device.index)
+        if cache is None:
+            cache = self._caches[device.index] = Cache(self._rule, f"device {device.index}")
+        return cache
 
     def _remembered(self, device: Device, node_ids: NDArray[np.uint64], tensors: NDArray[Any]) -> Kept:
         """A graph without a uid, found by its bytes: a tensor split sends the same few small ones at every token."""
@@ -133,7 +183,7 @@ class Graphs:
         graph = self._small.get(key)
         if graph is None:
             graph = self._build(device, 0, node_ids, tensors)
-            if len(self._small) >= self._limits[0]:
+            if len(self._small) >= _SMALL_COUNT:
                 self._small.pop(next(iter(self._small))).close()
             self._small[key] = graph
         return graph
@@ -145,11 +195,11 @@ class Graphs:
             NoSuchGraph: it is not kept (any more).
             RemoteError: it failed.
         """
-        kept = self._kept.get(device.index)
-        graph = kept.get(uid) if kept else None
-        if graph is None:
+        cache = self._caches.get(device.index)
+        uid = uid if self._by_uid else _NAMELESS
+        if cache is None or not cache.rule.again(uid):
             raise NoSuchGraph(f"device {device.index} has no kept graph {uid:#x}")
-        self._run(graph)
+        self._run(cache.graphs[uid])
 
     def supported(self, device: Device, node_ids: NDArray[np.uint64], tensors: NDArray[Any]) -> bytes:
         """One byte for each node: 1 if the device can run it. Tensors need no memory.
@@ -177,22 +227,18 @@ class Graphs:
 
     def forget(self, buffer: Buffer) -> None:
         """Drop the graphs that touch a buffer; to be called before it is freed."""
-        for index, kept in self._kept.items():
-            for uid in [uid for uid, graph in kept.items() if buffer in graph.touched]:
-                kept.pop(uid).close()
-                self._rules[index].drop(uid)
+        for cache in self._caches.values():
+            cache.forget(buffer.handle)
         for key in [key for key, graph in self._small.items() if buffer in graph.touched]:
             self._small.pop(key).close()
 
     def close(self) -> None:
         """Drop all graphs."""
-        for kept in self._kept.values():
-            for graph in kept.values():
-                graph.close()
+        for cache in self._caches.values():
+            cache.close()
         for graph in self._small.values():
             graph.close()
-        self._kept.clear()
-        self._rules.clear()
+        self._caches.clear()
         self._small.clear()
 
     def _local(self, tensors: NDArray[Any]) -> NDArray[Any]:

@@ -13,11 +13,13 @@ from typing import Final
 
 from wireherd import config
 from wireherd.errors import UsageError
+from wireherd.protocol.kept import MAX_GRAPHS
 from wireherd.protocol.version import NEWEST, SUPPORTED, Version
 from wireherd.transport import Address
 
 MAX_THREADS: Final = 1024
 MIB: Final = 1 << 20
+DEFAULT_GRAPH_CACHE: Final = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +41,7 @@ class WorkerSettings:
         prewarmed: session processes kept ready for the next client.
         max_sessions: session processes at the same time; further clients wait.
         max_connections: connections that have no session yet; beyond it the one idle longest is dropped.
+        graph_cache_limit: most graphs kept for a client on each device, whatever it asks for; 0 keeps none.
         handshake_timeout_s: seconds within which a frame that has begun, or the first HELLO, must be complete.
     """
 
@@ -56,6 +59,7 @@ class WorkerSettings:
     prewarmed: int = 1
     max_sessions: int = 64
     max_connections: int = 1024
+    graph_cache_limit: int = DEFAULT_GRAPH_CACHE
     handshake_timeout_s: float = 5.0
 
     def check(self) -> None:
@@ -73,6 +77,8 @@ class WorkerSettings:
             raise UsageError("the memory limit must be above zero")
         if self.prewarmed < 1 or self.max_sessions < 1 or self.max_connections < 1 or self.handshake_timeout_s <= 0:
             raise UsageError("the limits of a worker must be above zero")
+        if not 0 <= self.graph_cache_limit <= MAX_GRAPHS:
+            raise UsageError(f"--graph-cache-limit must be between 0 and {MAX_GRAPHS}, not {self.graph_cache_limit}")
         if self.devices is not None and not self.devices:
             raise UsageError("name at least one device, or leave the option out to serve all of them")
         if self.protocol not in SUPPORTED:
@@ -101,6 +107,8 @@ class WorkerSettings:
             arguments += ["--threads", str(self.threads)]
         if self.memory_limit is not None:
             arguments += ["--mem", str(-(-self.memory_limit // MIB))]
+        if self.graph_cache_limit != DEFAULT_GRAPH_CACHE:
+            arguments += ["--graph-cache-limit", str(self.graph_cache_limit)]
         if self.ggml is not None:
             arguments += ["--ggml", self.ggml]
         for name in ("insecure", "verbose", "plain"):

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
+from wireherd.errors import BadRequest
+from wireherd.protocol.kept import HERD_GRAPH_BYTES, Policy, Rule
 from wireherd.protocol.messages_graph import (
+    GraphCacheSizeRequest,
+    GraphCacheSizeResponse,
     GraphComputeRequest,
     GraphRecomputeRequest,
     SupportsOpRequest,
@@ -18,8 +22,22 @@ if TYPE_CHECKING:
     from wireherd.worker.state import State
 
 
+#: policies that a client may ask for
+_POLICIES: Final = {int(policy): policy for policy in (Policy.RESET, Policy.LRU)}
+
+
+def graph_cache_size(state: State, message: GraphCacheSizeRequest) -> GraphCacheSizeResponse:
+    """Grant room for kept graphs, as far as the owner allows."""
+    policy = _POLICIES.get(message.policy)
+    if policy is None:
+        raise BadRequest(f"a graph cache has no policy {message.policy}")
+    rule = Rule(min(message.count, state.settings.graph_cache_limit), HERD_GRAPH_BYTES, policy)
+    state.graphs.agree(rule)
+    return GraphCacheSizeResponse(rule.graphs, rule.nbytes)
+
+
 def graph_compute(state: State, message: GraphComputeRequest) -> None:
-    """Check a graph, run it, keep it."""
+    """Check a graph, run it, keep it if it is to be kept."""
     state.graphs.compute(state.devices.get(message.device), message.uid, message.node_ids, message.tensors)
 
 
@@ -35,6 +53,7 @@ def supports_op(state: State, message: SupportsOpRequest) -> SupportsOpResponse:
 
 
 HANDLERS: Final[dict[Opcode, Callable[[State, Any], Any]]] = {
+    Opcode.GRAPH_CACHE_SIZE: graph_cache_size,
     Opcode.GRAPH_COMPUTE: graph_compute,
     Opcode.GRAPH_RECOMPUTE: graph_recompute,
     Opcode.SUPPORTS_OP: supports_op,

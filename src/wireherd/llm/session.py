@@ -18,7 +18,7 @@ from wireherd import ggml
 from wireherd.client.plugin import Cluster
 from wireherd.errors import Cancelled, GgmlFailed, ModelError, NativeError, UsageError
 from wireherd.ggml.llama import Batch, Context, Model
-from wireherd.llm import gguf, load
+from wireherd.llm import gguf, load, trial
 from wireherd.llm.device import choose_devices, override_targets
 from wireherd.llm.fetch import Progress, silent
 from wireherd.llm.generate import GenerateOptions, Generation
@@ -113,6 +113,8 @@ class LlmSession:
         )
         self.plan = load.plan(lib, options, headers, devices)
         overrides = override_targets(lib, devices, options.tensor_overrides)
+        if options.split_mode == "tensor" and devices:
+            trial.check_split(lib, options, devices, overrides)
         with native(self.abort, self._cancel):
             self._load_model(devices, overrides, progress)
             self._make_context()

@@ -45,6 +45,14 @@ def background(function, *args):
     return join
 
 
+def send_again(stream, chunk):
+    """A link's thread moves bytes out of a socket that was full: such a stream is full when it stays so."""
+    if not stream.peer.startswith("device:"):
+        return 0
+    time.sleep(0.2)
+    return stream.send_nowait((chunk, chunk))
+
+
 def test_bytes_arrive_in_order_both_ways(ends):
     left, right = ends
     left.sendall([b"one", b"", memoryview(b"two"), bytearray(b"three")])
@@ -85,7 +93,7 @@ def test_send_nowait_fills_up_and_says_zero(ends):
     left, right = ends
     chunk = bytes(1 << 16)
     sent = 0
-    while n := left.send_nowait((chunk, chunk)):
+    while n := left.send_nowait((chunk, chunk)) or send_again(left, chunk):
         sent += n
         assert sent < 1 << 30
     assert left.wait(read=False, write=True, timeout_s=0.02) == (False, False)

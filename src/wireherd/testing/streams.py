@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from wireherd.errors import PeerClosed
+from wireherd.errors import ConnectError, PeerClosed
 from wireherd.transport import Address, connect, listen, memory, tcp
 from wireherd.transport.sockets import PortableStream
 
@@ -29,6 +29,8 @@ KINDS: Final = (
         "portable",
         "unix",
         "handed",
+        "device-pty",
+        "device-socketpair",
     )
 )
 
@@ -49,8 +51,18 @@ def listening(scheme: str) -> Iterator[Listener]:
 def linked(kind: str) -> Iterator[tuple[Stream, Stream]]:
     """Two ends of one connection: the connecting and the accepting one. Closed at the end.
 
-    "portable" are the streams of systems without sendmsg; "handed" is a socket taken over with `tcp.from_socket`.
+    "portable" are the streams of systems without sendmsg; "handed" is a socket taken over with `tcp.from_socket`;
+    "device-pty" and "device-socketpair" are connections over a byte-stream device, for which those stand in.
     """
+    if kind.startswith("device-"):
+        with (
+            device_ends(kind.removeprefix("device-")) as paths,
+            listen(f"device:{paths[1]}") as listener,
+            connect(f"device:{paths[0]}") as left,
+            listener.accept(5.0) as right,
+        ):
+            yield left, right
+        return
     if kind in {"portable", "handed"}:
         near, far = socket.socketpair()
         near.settimeout(3)  # as somebody else may have left it
@@ -64,6 +76,27 @@ def linked(kind: str) -> Iterator[tuple[Stream, Stream]]:
         return
     with listening(kind) as listener, connect(listener.address) as left, listener.accept(5.0) as right:
         yield left, right
+
+
+@contextmanager
+def device_ends(kind: str) -> Iterator[tuple[str, str]]:
+    """The two ends of a byte-stream device, as paths: of a pseudo-terminal ("pty") or a socket pair ("socketpair")."""
+    if sys.platform == "win32":
+        raise ConnectError("this system has no such devices")
+    import os  # noqa: PLC0415 - POSIX only
+    import pty  # noqa: PLC0415
+
+    if kind == "pty":
+        far, near = pty.openpty()
+        try:
+            yield os.ttyname(near), f"/dev/fd/{far}"
+        finally:
+            os.close(near)
+            os.close(far)
+        return
+    one, other = socket.socketpair()
+    with one, other:
+        yield f"/dev/fd/{one.fileno()}", f"/dev/fd/{other.fileno()}"
 
 
 def memory_pair(capacity: int = memory.CAPACITY) -> tuple[Stream, Stream]:

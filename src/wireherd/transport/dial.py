@@ -5,8 +5,8 @@ from __future__ import annotations
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Final
 
-from wireherd.transport import memory, tcp, unix
-from wireherd.transport.address import MEMORY, TCP, UNIX, Address
+from wireherd.transport import device, memory, tcp, unix
+from wireherd.transport.address import DEVICE, MEMORY, TCP, UNIX, Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping
@@ -20,6 +20,7 @@ _CONNECT: Final[Mapping[str, Callable[[Address, float], Stream]]] = MappingProxy
         TCP: tcp.connect,
         UNIX: unix.connect,
         MEMORY: memory.connect,
+        DEVICE: device.connect,
     }
 )
 _LISTEN: Final[Mapping[str, Callable[[Address], Listener]]] = MappingProxyType(
@@ -27,6 +28,7 @@ _LISTEN: Final[Mapping[str, Callable[[Address], Listener]]] = MappingProxyType(
         TCP: tcp.listen,
         UNIX: unix.listen,
         MEMORY: memory.listen,
+        DEVICE: device.listen,
     }
 )
 

@@ -13,7 +13,7 @@
           FrameTooLarge  BadLength  UnknownCommand  OutOfOrder  VersionMismatch
       RemoteError                   the worker answered with a status other than OK
         BadRequest  NoSuchBuffer  NoSuchDevice  OutOfBounds  OutOfMemory  UnsupportedOp
-        BadGraph  NoSuchGraph  GraphFailed  NotAllowed  LimitExceeded  Cancelled  InternalError
+        BadGraph  NoSuchGraph  GraphFailed  NotAllowed  LimitExceeded  Cancelled  InternalError  PeerLost
       WorkerError                   what reaches the user of a cluster: it names the worker
         WorkerLost  WorkerRefused
 
@@ -22,7 +22,10 @@ The wire status stands on the class (`RemoteError.status`), and a registry refus
 
 from __future__ import annotations
 
+import re
 from typing import ClassVar
+
+_RANK = re.compile(r"(?:^|: )rank (\d{1,5}) \(")
 
 
 class WireherdError(Exception):
@@ -196,6 +199,26 @@ class InternalError(RemoteError):
     """The worker met a fault of its own."""
 
     status = 13
+
+
+class PeerLost(RemoteError):
+    """Another member of a group failed, died or fell silent; `rank` says which one, where the sentence tells.
+
+    The sentence begins with "rank N (its address)", also when it has travelled; a command's name may stand before it.
+    """
+
+    status = 14
+
+    @classmethod
+    def of(cls, rank: int, address: str, why: str) -> PeerLost:
+        """Name the member and what is wrong with it."""
+        return cls(f"rank {rank} ({address}) {why}")
+
+    @property
+    def rank(self) -> int | None:
+        """Rank of the member at fault; None if the sentence names none."""
+        found = _RANK.search(str(self))
+        return int(found[1]) if found else None
 
 
 def _registry() -> dict[int, type[RemoteError]]:

@@ -125,6 +125,9 @@ class Store:
     def received(self, opcode, message, view):
         pass
 
+    def failed(self, error):
+        pass
+
 
 class Peer:
     """Listens and serves every connection in a thread; `herd=False` is a stock server."""
@@ -222,6 +225,9 @@ class Chooser:
 
     def received(self, opcode, message, view):
         return self.find(message).received(opcode, message, view)
+
+    def failed(self, error):
+        pass
 
 
 def main():

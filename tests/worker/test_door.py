@@ -55,10 +55,10 @@ class House:
     async def begin(self, sock, peer, read):
         self.begun.append((sock, peer, read))
 
-    def join(self, sock, peer, read, name):
+    def join(self, sock, peer, read, name, purpose):
         if name != NAME:
             raise RemoteProtocolError("there is no such session")
-        self.joined.append((sock, peer, read))
+        self.joined.append((sock, peer, read, purpose))
 
     @contextlib.asynccontextmanager
     async def open(self):
@@ -213,7 +213,8 @@ async def test_a_control_connection_goes_to_the_session_it_names(house, caplog):
         (frame(ALLOC_BUFFER, b"", 1 << 62), True, "bytes where 12 belong"),
         (frame(GET_ALIGNMENT, b"", 1 << 62), True, "bytes where 4 belong"),
         (herd_hello(magic=b"NERD"), True, "HERD_HELLO is none"),
-        (herd_hello(Purpose.PEER), True, "purpose 2"),
+        (herd_hello(Purpose.PEER), True, "no such session"),
+        (herd_hello(3), True, "purpose 3"),
     ],
 )
 def test_nonsense_is_shown_out_with_one_line_and_costs_no_session(data, hello, word, caplog):

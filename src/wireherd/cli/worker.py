@@ -56,6 +56,17 @@ def add_parser(subparsers: _SubParsersAction[ArgumentParser]) -> None:
     parser.add_argument(
         "--insecure", action="store_true", help="allow an address that other machines reach, without authentication"
     )
+    parser.add_argument(
+        "--peers",
+        metavar="RANGES",
+        help="address ranges in which this worker may link up with others, such as 192.168.1.0/24, comma-separated "
+        "(default: this machine; with --insecure also private networks)",
+    )
+    parser.add_argument(
+        "--advertise",
+        metavar="HOST:PORT,...",
+        help="where other workers reach this one, if not where it listens: behind a relay or a forwarded port",
+    )
     parser.add_argument("-v", "--verbose", action="store_true", default=False, help="log every step")
     parser.add_argument("--plain", action="store_true", help=argparse.SUPPRESS)
     parser.add_argument("--until-eof", action="store_true", help=argparse.SUPPRESS)
@@ -89,6 +100,8 @@ def settings(args: Namespace) -> worker.WorkerSettings:
         ggml=args.ggml,
         insecure=args.insecure,
         verbose=args.verbose,
+        peers=None if args.peers is None else tuple(part.strip() for part in args.peers.split(",") if part.strip()),
+        advertise=() if args.advertise is None else tuple(part.strip() for part in args.advertise.split(",")),
         plain=args.plain,
         until_eof=args.until_eof,
     )

@@ -41,7 +41,7 @@ from wireherd.protocol.messages_herd import (
 )
 from wireherd.protocol.messages_stock import HelloResponse
 from wireherd.protocol.negotiate import Offer, agree, client_offer
-from wireherd.protocol.table import BY_MESSAGE, Bulk, Command, Opcode, Reply, State
+from wireherd.protocol.table import BY_MESSAGE, STATE_FOR, Bulk, Command, Opcode, Reply, State
 from wireherd.protocol.version import NEWEST, Version
 
 if TYPE_CHECKING:
@@ -268,7 +268,7 @@ class ClientConnection:
         self.hello = message
         self.dialect = dialect_for(NEWEST, herd=True, answered_sets=bool(message.features & Feature.ANSWERED_SETS))
         self.outgoing = self.incoming = HERD
-        self.state = State.CONTROL if purpose is Purpose.CONTROL else State.STREAM
+        self.state = STATE_FOR[purpose or Purpose.STREAM]
 
     def close(self) -> list[Pending]:
         """End it; give what was still due."""

@@ -24,7 +24,7 @@ from wireherd.protocol.messages_herd import (
     Purpose,
 )
 from wireherd.protocol.messages_stock import HelloResponse
-from wireherd.protocol.table import Bulk, Command, Opcode, Reply, State
+from wireherd.protocol.table import STATE_FOR, Bulk, Command, Opcode, Reply, State
 from wireherd.protocol.version import NEWEST, Version
 
 if TYPE_CHECKING:
@@ -133,7 +133,7 @@ class ServerConnection:
         if opcode == Opcode.HELLO:
             self.state = State.HELLO
         elif isinstance(message, HerdHelloRequest):
-            self._purpose = Purpose.CONTROL if message.purpose == Purpose.CONTROL else Purpose.STREAM
+            self._purpose = Purpose(message.purpose) if message.purpose in STATE_FOR else Purpose.STREAM
         elif self.state is State.HELLO:
             self.state = State.STREAM
         return message
@@ -171,7 +171,7 @@ class ServerConnection:
         self.features = message.features
         self.dialect = dialect_for(NEWEST, herd=True, answered_sets=bool(message.features & Feature.ANSWERED_SETS))
         self.incoming = self.outgoing = HERD
-        self.state = State.CONTROL if self._purpose is Purpose.CONTROL else State.STREAM
+        self.state = STATE_FOR[self._purpose]
 
     def error_reply(self, frame: Frame, error: RemoteError) -> bytes:
         """Give a whole answer that says why there is none.

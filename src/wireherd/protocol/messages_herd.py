@@ -36,7 +36,9 @@ class Feature(enum.IntFlag):
 
 
 #: what this release can do without being asked
-FEATURES = Feature.DEVICE_INFO | Feature.SUPPORTS_OP | Feature.CONTROL | Feature.PROGRESS | Feature.GRAPH_CACHE
+FEATURES = (
+    Feature.DEVICE_INFO | Feature.SUPPORTS_OP | Feature.CONTROL | Feature.PROGRESS | Feature.GRAPH_CACHE | Feature.GROUP
+)
 
 #: what it can do besides, for a client that asks
 ON_REQUEST = Feature.ANSWERED_SETS

@@ -15,7 +15,7 @@ from wireherd.protocol import messages_graph as graph
 from wireherd.protocol import messages_herd as herd
 from wireherd.protocol import messages_peer as peer
 from wireherd.protocol import messages_stock as stock
-from wireherd.protocol.messages_herd import Feature
+from wireherd.protocol.messages_herd import Feature, Purpose
 from wireherd.protocol.version import Version
 
 if TYPE_CHECKING:
@@ -81,6 +81,10 @@ class State(enum.Enum):
     PEER = "peer"
     #: nothing more may be said
     CLOSED = "closed"
+
+
+#: what HERD_HELLO makes of a connection
+STATE_FOR = {Purpose.STREAM: State.STREAM, Purpose.CONTROL: State.CONTROL, Purpose.PEER: State.PEER}
 
 
 class Reply(enum.Enum):

@@ -127,6 +127,24 @@ def open_control(endpoint: str, address: Address, session: bytes, *, timeout_s: 
     return opened
 
 
+def open_peer(address: Address, session: bytes, *, timeout_s: float) -> Opened:
+    """Open a link to another worker, for its session of that name.
+
+    Raises:
+        WorkerLost: the worker cannot be reached, does not answer in time, or does not know the session.
+        WorkerRefused: what is there is no wireherd worker, or said no.
+    """
+    endpoint = str(address)
+    try:
+        opened = _Greeting(endpoint, address, timeout_s, Purpose.PEER, session, timeout_s).open(NEWEST, herd=True)
+    except _Closed as error:
+        raise WorkerLost(endpoint, f"{error} at {error.command.name}") from error
+    if opened.connection.hello is None:
+        opened.frames.stream.close()
+        raise WorkerRefused(endpoint, "is no worker that takes links from others")
+    return opened
+
+
 def _open(
     endpoint: str,
     address: Address,
@@ -136,7 +154,7 @@ def _open(
     session: bytes,
     features: Feature = FEATURES,
 ) -> Opened:
-    greeting = _Greeting(endpoint, address, timeout_s, purpose, session, features)
+    greeting = _Greeting(endpoint, address, timeout_s, purpose, session, features=features)
     try:
         return greeting.open(NEWEST, herd)
     except _Closed as error:
@@ -162,6 +180,7 @@ class _Greeting:
     timeout_s: float
     purpose: Purpose
     session: bytes
+    session_timeout_s: float = SESSION_TIMEOUT_S
     features: Feature = FEATURES
 
     def open(self, version: Version, herd: bool) -> Opened:
@@ -206,7 +225,7 @@ class _Greeting:
         self._ask(connection, frames, HelloRequest(), self.timeout_s)
         if connection.herd_offered:
             request = HerdHelloRequest(purpose=int(self.purpose), features=int(self.features), session=self.session)
-            self._ask(connection, frames, request, max(self.timeout_s, SESSION_TIMEOUT_S))
+            self._ask(connection, frames, request, max(self.timeout_s, self.session_timeout_s))
             frames.reader.switch(connection.incoming)
         return Opened(connection, frames, self.address)
 

@@ -59,6 +59,9 @@ class Dispatcher(Protocol):
     def received(self, opcode: Opcode, message: Message, view: memoryview) -> Message | None:
         """The data is there, in the memory that `sink` gave."""
 
+    def failed(self, error: RemoteError) -> None:
+        """A command without an answer failed: the session takes no more commands."""
+
 
 @dataclass(frozen=True, slots=True)
 class ServeOptions:
@@ -225,6 +228,7 @@ class _Loop:
             return
         else:
             log.warning("%s: %s failed, the session ends: %s", self._stream.peer, name, error)
+            self._dispatcher.failed(error)
             self._frames.send([connection.error_frame(frame, error)])
             self._frames.discard(LINGER_S)
         raise _Failed(f"{name} failed: {error}")

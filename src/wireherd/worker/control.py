@@ -19,6 +19,7 @@ from wireherd.protocol.negotiate import agree_features
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wireherd.errors import RemoteError
     from wireherd.protocol.connection import ServerConnection
     from wireherd.protocol.fields import Message
 
@@ -67,3 +68,7 @@ class ControlDispatcher:
     def received(self, opcode: int, message: Message, view: memoryview) -> None:
         """Never called: `sink` refuses."""
         del opcode, message, view
+
+    def failed(self, error: RemoteError) -> None:
+        """Nobody else depends on this connection."""
+        del error

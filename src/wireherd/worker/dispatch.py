@@ -24,12 +24,13 @@ from wireherd.protocol.messages_herd import (
 from wireherd.protocol.messages_stock import CommFreeRequest, CommInitRequest, CommInitResponse
 from wireherd.protocol.negotiate import agree_features
 from wireherd.protocol.table import COMMANDS, Opcode
-from wireherd.worker.handlers import buffer, device, graph, tensor
+from wireherd.worker.handlers import buffer, device, graph, peer, tensor
 from wireherd.worker.state import State
 
 if TYPE_CHECKING:
     from collections.abc import Callable
 
+    from wireherd.errors import RemoteError
     from wireherd.ggml import Library
     from wireherd.protocol.connection import ServerConnection
     from wireherd.protocol.dialect import Dialect
@@ -119,6 +120,10 @@ class Dispatcher:
         """Stop the running graph and refuse all later ones; from any thread."""
         self.state.cancel()
 
+    def failed(self, error: RemoteError) -> None:
+        """The session takes no more commands: those that wait for it must know."""
+        self.state.groups.fail(error)
+
     def close(self) -> None:
         """Give all memory back."""
         self.state.close()
@@ -190,4 +195,5 @@ _HANDLERS: Final[dict[Opcode, Callable[[State, Any], Any]]] = {
     **buffer.HANDLERS,
     **tensor.HANDLERS,
     **graph.HANDLERS,
+    **peer.HANDLERS,
 }

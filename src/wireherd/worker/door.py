@@ -4,7 +4,8 @@ Theory of operation. Bytes are read exactly to the end of a frame, never beyond,
 another process at any frame boundary. A connection says HELLO, answered here. Then each command decides:
 
 - needs no state (device count, sizes, memory): read here, answered by a probe, in order;
-- HERD_HELLO: handed on with that frame, to a fresh session or, for a control connection, to the session it names;
+- HERD_HELLO: handed on with that frame, to a fresh session or, for a control connection or a link from another
+  worker, to the session it names;
 - ALLOC_BUFFER or COMM_INIT, the only commands that can begin to build state: handed to a fresh session, for good;
 - anything else has nothing to act on yet: the connection is closed, and no process is spent on it.
 
@@ -131,7 +132,7 @@ class Door:
         *,
         ask: Callable[[int, bytes], Awaitable[bytes]],
         begin: Callable[[socket.socket, str, bytes], Awaitable[None]],
-        join: Callable[[socket.socket, str, bytes, bytes], None],
+        join: Callable[[socket.socket, str, bytes, bytes, Purpose], None],
     ) -> None:
         """Set what the door does with connections.
 
@@ -139,7 +140,8 @@ class Door:
             settings: limits and the protocol version.
             ask: answers a stateless command: opcode, payload → the framed reply.
             begin: gives a socket, its peer and the bytes read since HELLO to a fresh session.
-            join: gives them to the session with that name; raises `RemoteProtocolError` if there is none.
+            join: gives them to the session with that name, for the purpose that is said last; raises
+                `RemoteProtocolError` if there is none.
         """
         self._settings = settings
         self._ask = ask
@@ -161,13 +163,17 @@ class Door:
                 self._drop_oldest(1)
                 await asyncio.sleep(0.05)
                 continue
-            sock.setblocking(False)
-            connection = ServerConnection(self._settings.protocol, herd=not self._settings.plain)
-            visitor = _Visitor(sock, spell_address(address), connection)
-            self._visitors[visitor] = loop.create_task(self._receive(visitor))
-            self._drop_oldest(len(self._visitors) + self._in_line - self._most)
+            self.admit(sock, spell_address(address))
             # A connection that is there already is taken without a pause, so a stream of them would be all that runs.
             await asyncio.sleep(0)
+
+    def admit(self, sock: socket.socket, peer: str) -> None:
+        """Take a connection in, wherever it came from; it belongs to the door from now on."""
+        sock.setblocking(False)
+        connection = ServerConnection(self._settings.protocol, herd=not self._settings.plain)
+        visitor = _Visitor(sock, peer, connection)
+        self._visitors[visitor] = asyncio.get_running_loop().create_task(self._receive(visitor))
+        self._drop_oldest(len(self._visitors) + self._in_line - self._most)
 
     def _drop_oldest(self, count: int) -> None:
         for visitor in list(self._visitors)[: max(0, count)]:
@@ -246,8 +252,8 @@ class Door:
             request = visitor.connection.dialect.decode_request(frame.opcode, payload)
             if not isinstance(request, HerdHelloRequest) or request.magic != MAGIC:
                 raise RemoteProtocolError("its HERD_HELLO is none")
-            if request.purpose == Purpose.CONTROL:
-                self._join(visitor.sock, visitor.peer, read, request.session)
+            if request.purpose in {Purpose.CONTROL, Purpose.PEER}:
+                self._join(visitor.sock, visitor.peer, read, request.session, Purpose(request.purpose))
                 visitor.owned = False
                 return
             if request.purpose != Purpose.STREAM:

@@ -13,6 +13,8 @@ import threading
 from typing import TYPE_CHECKING, Final
 
 from wireherd import ggml
+from wireherd.collective.links import take
+from wireherd.collective.schedule import MAX_WORLD
 from wireherd.errors import ProtocolError, TransportError, WireherdError
 from wireherd.obs.log import get_logger
 from wireherd.protocol.connection import ServerConnection
@@ -25,6 +27,7 @@ from wireherd.worker.control import ControlDispatcher
 from wireherd.worker.dispatch import Dispatcher
 from wireherd.worker.handover import Handover
 from wireherd.worker.lifeline import describe, leave
+from wireherd.worker.peers import own_addresses
 
 if TYPE_CHECKING:
     from wireherd.transport import Stream
@@ -63,7 +66,7 @@ def _new_connection(line: Lifeline) -> ServerConnection:
 
 
 class Session:
-    """One client's stream and its control connections."""
+    """One client's stream, its control connections, and the links of its groups as they come in."""
 
     def __init__(self, line: Lifeline, connection: ServerConnection, dispatcher: Dispatcher, first: Message) -> None:
         handover = Handover.from_json(first.text)
@@ -75,7 +78,9 @@ class Session:
         self._dispatcher = dispatcher
         self._stream = _stream(first, handover)
         self._controls = threading.Semaphore(_MAX_CONTROLS)
+        self._links = threading.Semaphore(MAX_WORLD)
         dispatcher.session = self._name
+        dispatcher.state.addresses = line.settings.advertise or own_addresses(self._stream, handover.listening)
 
     def run(self) -> str:
         """Serve the stream to its end; returns why it ended."""
@@ -91,14 +96,40 @@ class Session:
         """Give each further socket a thread."""
         while True:
             message = self._line.work.get()
-            if self._controls.acquire(blocking=False):
-                threading.Thread(target=self._control, args=(message,), name="control", daemon=True).start()
+            handover = Handover.from_json(message.text)
+            link = handover.purpose == Purpose.PEER
+            room, serve_it = (self._links, self._link) if link else (self._controls, self._control)
+            if room.acquire(blocking=False):
+                threading.Thread(target=serve_it, args=(message, handover), name="control", daemon=True).start()
             elif message.sock is not None:
                 message.sock.close()
 
-    def _control(self, message: Message) -> None:
+    def _link(self, message: Message, handover: Handover) -> None:
+        """Greet another worker and lead its link to the group it is for."""
+        groups = self._dispatcher.state.groups
         try:
-            handover = Handover.from_json(message.text)
+            stream = _stream(message, handover)
+            try:
+                group, link = take(
+                    stream,
+                    _new_connection(self._line),
+                    message.data,
+                    self._name,
+                    lambda name, rank: groups.named(name).expect(rank),
+                    timeout_s=self._line.settings.handshake_timeout_s,
+                )
+                groups.named(group).put(link)
+            except BaseException:
+                stream.close()
+                raise
+            log.debug("session %d: link of %s is for rank %d", self._number, handover.peer, link.rank)
+        except WireherdError as error:
+            log.info("session %d: no link with %s: %s", self._number, handover.peer, error)
+        finally:
+            self._links.release()
+
+    def _control(self, message: Message, handover: Handover) -> None:
+        try:
             if handover.purpose != Purpose.CONTROL:
                 raise TransportError("a session takes one stream only")
             dispatcher = ControlDispatcher(self._name, self._dispatcher.cancel)

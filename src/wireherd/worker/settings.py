@@ -9,13 +9,18 @@ import dataclasses
 import ipaddress
 import json
 from dataclasses import dataclass
-from typing import Final
+from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wireherd import config
 from wireherd.errors import UsageError
 from wireherd.protocol.kept import MAX_GRAPHS
 from wireherd.protocol.version import NEWEST, SUPPORTED, Version
 from wireherd.transport import Address
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+Network: TypeAlias = "ipaddress.IPv4Network | ipaddress.IPv6Network"
 
 MAX_THREADS: Final = 1024
 MIB: Final = 1 << 20
@@ -27,7 +32,8 @@ class WorkerSettings:
     """Settings of one worker.
 
     Attributes:
-        host: addresses or names to listen on, comma-separated; `unix:PATH` is a socket that only this user can open.
+        host: addresses or names to listen on, comma-separated; `unix:PATH` is a socket that only this user can open,
+            `device:PATH` a byte-stream device.
         port: TCP port; 0 lets the system choose.
         devices: names of the ggml devices to serve, in this order; None serves every device the library offers.
         threads: CPU threads of one session; None uses the number of cores.
@@ -36,6 +42,9 @@ class WorkerSettings:
         ggml: library file or folder; None uses WIREHERD_GGML or the installed wheel.
         insecure: allow an address that other machines can reach, without any authentication.
         verbose: log every step.
+        peers: address ranges in which this worker opens links to others; None follows from the addresses it listens
+            at.
+        advertise: addresses to tell other workers instead of the ones it listens at, for a worker behind a relay.
         plain: hide our extension, so that our own client treats this worker as a stock server (for tests and benches).
         until_eof: stop when standard input ends, so that the worker does not outlive the program that started it.
         prewarmed: session processes kept ready for the next client.
@@ -54,6 +63,8 @@ class WorkerSettings:
     ggml: str | None = None
     insecure: bool = False
     verbose: bool = False
+    peers: tuple[str, ...] | None = None
+    advertise: tuple[str, ...] = ()
     plain: bool = False
     until_eof: bool = False
     prewarmed: int = 1
@@ -84,8 +95,11 @@ class WorkerSettings:
         if self.protocol not in SUPPORTED:
             known = ", ".join(str(version) for version in sorted(SUPPORTED))
             raise UsageError(f"protocol {self.protocol} is not one this worker speaks: choose one of {known}")
+        address_ranges(self.peers or ())
+        for address in self.advertise:
+            Address.parse(address)
         for host in self.hosts:
-            if host.startswith("unix:"):
+            if host.startswith(("unix:", "device:")):
                 Address.parse(host)
             elif not self.insecure and not is_loopback(host):
                 raise UsageError(
@@ -97,6 +111,16 @@ class WorkerSettings:
     def hosts(self) -> tuple[str, ...]:
         """The addresses to listen on, one by one."""
         return tuple(part.strip() for part in self.host.split(","))
+
+    @property
+    def socket_hosts(self) -> tuple[str, ...]:
+        """Those of them that sockets listen at."""
+        return tuple(host for host in self.hosts if not host.startswith("device:"))
+
+    @property
+    def device_hosts(self) -> tuple[str, ...]:
+        """Those of them that are byte-stream devices."""
+        return tuple(host for host in self.hosts if host.startswith("device:"))
 
     def to_arguments(self) -> list[str]:
         """The command-line arguments of `wireherd worker` that give these settings."""
@@ -111,6 +135,10 @@ class WorkerSettings:
             arguments += ["--graph-cache-limit", str(self.graph_cache_limit)]
         if self.ggml is not None:
             arguments += ["--ggml", self.ggml]
+        if self.peers is not None:
+            arguments += ["--peers", ",".join(self.peers)]
+        if self.advertise:
+            arguments += ["--advertise", ",".join(self.advertise)]
         for name in ("insecure", "verbose", "plain"):
             if getattr(self, name):
                 arguments.append(f"--{name}")
@@ -127,7 +155,25 @@ class WorkerSettings:
         values["protocol"] = Version(*values["protocol"])
         if values["devices"] is not None:
             values["devices"] = tuple(values["devices"])
+        if values["peers"] is not None:
+            values["peers"] = tuple(values["peers"])
+        values["advertise"] = tuple(values["advertise"])
         return cls(**values)
+
+
+def address_ranges(texts: Sequence[str]) -> tuple[Network, ...]:
+    """Ranges as `--peers` spells them.
+
+    Raises:
+        UsageError: one is none.
+    """
+    found = []
+    for text in texts:
+        try:
+            found.append(ipaddress.ip_network(text, strict=False))
+        except ValueError as error:
+            raise UsageError(f"--peers takes address ranges such as 192.168.1.0/24, not {text!r}") from error
+    return tuple(found)
 
 
 def is_loopback(host: str) -> bool:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from wireherd.bridge.numbering import NumberMap
+from wireherd.collective import Groups
 from wireherd.protocol.numbering import Numbering, stock_numbering, translate
 from wireherd.worker.buffers import Buffers, Memory, OwnMemory
 from wireherd.worker.devices import Devices
 from wireherd.worker.facts import Types
 from wireherd.worker.graphs import Graphs
 from wireherd.worker.ops import OpTable
+from wireherd.worker.peers import Permitted
 from wireherd.worker.scratch import Scratch
 
 if TYPE_CHECKING:
@@ -42,6 +44,10 @@ class State:
         table = OpTable(self.numbering.ops, self.numbering.unary_ops, self.numbering.glu_ops, lib.api)
         self.graphs = Graphs(lib, self.types, table, self.buffers)
         self.scratch = Scratch()
+        self.groups = Groups()
+        self.permitted = Permitted(settings)
+        #: where other workers reach this one; the session knows once it has its client's stream
+        self.addresses: tuple[str, ...] = ()
         self.table = table
         self.dialect: Dialect | None = None
         #: the peer's numbers to the library's; None where they are the same
@@ -82,9 +88,11 @@ class State:
         """Stop the running graph and refuse all later ones; from any thread."""
         self.graphs.cancelled = True
         self.devices.stop()
+        self.groups.stop()
 
     def close(self) -> None:
         """Give everything back."""
+        self.groups.close_all()
         self.graphs.close()
         self.buffers.close()
         self.devices.close()

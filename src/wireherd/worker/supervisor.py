@@ -24,12 +24,15 @@ from wireherd.worker.channel import Kind, Message
 from wireherd.worker.door import Door
 from wireherd.worker.handover import Handover
 from wireherd.worker.listen import close_listeners, endpoint, open_listeners
+from wireherd.worker.listen_device import close_devices, open_devices
 from wireherd.worker.logs import start_logging
+from wireherd.worker.peers import spelled
 from wireherd.worker.pool import SessionPool
 
 if TYPE_CHECKING:
     import socket
 
+    from wireherd.transport.device import DeviceListener
     from wireherd.worker.child import Child
     from wireherd.worker.settings import WorkerSettings
 
@@ -67,6 +70,7 @@ class Supervisor:
         self._sessions: dict[bytes, tuple[Child, Handover]] = {}
         self._names: dict[Child, bytes] = {}
         self._count = 0
+        self._listening: tuple[str, ...] = ()
 
     async def serve(self) -> int:
         """Start, announce the address on stdout, serve until asked to stop, end everything."""
@@ -75,18 +79,21 @@ class Supervisor:
         if self._settings.until_eof:
             _watch_stdin(stop)
         listeners = open_listeners(self._settings)
+        self._listening = tuple(spelled(listener.getsockname()) for listener in listeners)
         try:
             probes = ProbePool(self._settings, self._budget)
             self._pool = SessionPool(self._settings, self._budget, self._session_ended)
             door = Door(self._settings, ask=probes.ask, begin=self._begin, join=self._join)
+            devices: list[DeviceListener] = []
             accepting: asyncio.Future[Any] | None = None
             try:
+                devices = open_devices(self._settings, asyncio.get_running_loop(), door.admit)
                 probes.refill()
                 self._pool.refill()
                 info = await _first(asyncio.gather(probes.started, self._pool.started), stop)
                 if info is not None:
                     self._announce(listeners, info[0])
-                    accepting = asyncio.gather(*(door.accept(listener) for listener in listeners))
+                    accepting = asyncio.gather(stop.wait(), *(door.accept(listener) for listener in listeners))
                     await _first(accepting, stop)
                     log.info("stopping")
             finally:
@@ -94,6 +101,7 @@ class Supervisor:
                     accepting.cancel()
                     await asyncio.gather(accepting, return_exceptions=True)
                 close_listeners(listeners)
+                close_devices(devices)
                 await door.close()
                 await asyncio.gather(probes.close(_GRACE_S), self._pool.close(_GRACE_S))
         finally:
@@ -101,7 +109,11 @@ class Supervisor:
         return 0
 
     def _announce(self, listeners: list[socket.socket], info: dict[str, Any]) -> None:
-        shown = ", ".join(endpoint(sock, host) for sock, host in zip(listeners, self._settings.hosts, strict=True))
+        names = iter(listeners)
+        shown = ", ".join(
+            host if host in self._settings.device_hosts else endpoint(next(names), host)
+            for host in self._settings.hosts
+        )
         devices = ", ".join(info["devices"])
         try:
             # programs that start workers wait for this line (launch.py reads it)
@@ -117,17 +129,17 @@ class Supervisor:
         child = await self._pool.take()
         self._count += 1
         name = secrets.token_bytes(16)
-        handover = Handover(Purpose.STREAM, name.hex(), peer, self._count)
+        handover = Handover(Purpose.STREAM, name.hex(), peer, self._count, self._listening)
         self._sessions[name] = child, handover
         self._names[child] = name
         child.send(Message(Kind.TAKE, text=handover.to_json(), data=frame, sock=sock))
         log.info("%s connected: session %d (pid %d)", peer, self._count, child.pid)
 
-    def _join(self, sock: socket.socket, peer: str, frame: bytes, name: bytes) -> None:
+    def _join(self, sock: socket.socket, peer: str, frame: bytes, name: bytes, purpose: Purpose) -> None:
         child, session = self._sessions.get(name, (None, None))
         if child is None or session is None:
             raise RemoteProtocolError("it wants to join a session that does not exist")
-        handover = Handover(Purpose.CONTROL, name.hex(), peer, session.number)
+        handover = Handover(purpose, name.hex(), peer, session.number)
         child.send(Message(Kind.TAKE, text=handover.to_json(), data=frame, sock=sock))
         log.debug("%s joined session %d", peer, session.number)
 

@@ -43,8 +43,9 @@ def get_base(state: State, message: BufferGetBaseRequest) -> BufferGetBaseRespon
 
 
 def free_buffer(state: State, message: FreeBufferRequest) -> None:
-    """Give a buffer back, and drop the graphs that touch it."""
+    """Give a buffer back, and drop the graphs and reductions that touch it."""
     state.graphs.forget(state.buffers.get(message.remote_ptr))
+    state.groups.forget()
     state.buffers.free(message.remote_ptr)
 
 

@@ -46,7 +46,13 @@ def test_the_registry_lists_the_devices(cluster: Cluster, lib: ggml.Library) -> 
     assert lib.c.ggml_backend_reg_name(reg) == b"RPC"
     assert lib.c.ggml_backend_reg_dev_count(reg) == 1
     assert lib.c.ggml_backend_reg_dev_get(reg, 0) == cluster.devices[0].pointer
-    assert not lib.c.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_comm_init")
+    found = {
+        name: lib.c.ggml_backend_reg_get_proc_address(reg, name)
+        for name in (b"ggml_backend_comm_init", b"ggml_backend_comm_free", b"ggml_backend_comm_allreduce_tensor")
+    }
+    assert all(found.values())
+    assert len(set(found.values())) == 3
+    assert not lib.c.ggml_backend_reg_get_proc_address(reg, b"ggml_backend_set_n_threads")
 
 
 def test_stats_count_what_was_sent(cluster: Cluster, worker: Worker) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from wireherd.bridge.gather import Handles, Snapshot, TensorRecords, to_wire
 from wireherd.bridge.numbering import NumberMap
 from wireherd.client.graphs import GraphStore, stores_for
+from wireherd.client.tensors import alike, buffer_of
 from wireherd.errors import (
     OutOfMemory,
     RemoteError,
@@ -25,7 +26,6 @@ from wireherd.errors import (
     WorkerRefused,
 )
 from wireherd.ggml import memory
-from wireherd.ggml.structs import TensorOffset
 from wireherd.obs.log import get_logger
 from wireherd.protocol.messages_herd import (
     DeviceCaps,
@@ -134,6 +134,8 @@ class Endpoint:
         #: contexts may decode on threads of their own. It guards the list above, and is held wherever what is sent
         #: follows from what was sent before
         self.lock = threading.RLock()
+        #: what others remember of tensors here; emptied when a buffer comes or goes
+        self.memos: list[dict[bytes, Any]] = []
         #: landing places to be used again, by size
         self._landings: dict[int, bytearray] = {}
 
@@ -305,12 +307,12 @@ class Endpoint:
         Without `wait` nothing is waited for where the worker reports failure by itself; a stock server's answer is the
         only sign of it.
         """
-        if self.failure is not None or not (self._owns(source) and self._owns(destination)):
+        if self.failure is not None or not (self.owns(source) and self.owns(destination)):
             return False
         message = CopyTensorRequest(self.records.record(source), self.records.record(destination))
         if not self.herd:
             return self.call(message, CopyTensorResponse).result == 1
-        if not _alike(source, destination):
+        if not alike(source, destination):
             return False
         if wait:
             self.call(message, CopyTensorResponse)
@@ -318,24 +320,26 @@ class Endpoint:
             self.post(message)
         return True
 
-    def _owns(self, tensor: int) -> bool:
-        buffer = memory.read_u64(tensor + TensorOffset.BUFFER)
-        if not buffer:
-            origin = memory.read_u64(tensor + TensorOffset.VIEW_SRC)
-            buffer = memory.read_u64(origin + TensorOffset.BUFFER) if origin else 0
-        return self.handles.get(buffer) != 0
+    def owns(self, tensor: int) -> bool:
+        """Whether the tensor at that address lies on this worker."""
+        return self.handles.get(buffer_of(tensor)) != 0
 
     def adopt_buffer(self, buffer: int, handle: int) -> None:
         """A buffer was made: its address here, and the worker's handle."""
         self.handles.add(buffer, handle)
-        self.records.forget()
+        self._forget()
 
     def drop_buffer(self, buffer: int, handle: int) -> None:
         """A buffer is freed: its address may come back as another one's, and graphs that touch it are gone."""
         self.handles.remove(buffer)
-        self.records.forget()
+        self._forget()
         for graphs in self.graphs:
             graphs.freed(handle)
+
+    def _forget(self) -> None:
+        self.records.forget()
+        for memo in self.memos:
+            memo.clear()
 
     def wire_graph(self, snapshot: Snapshot) -> tuple[NDArray[np.uint64], NDArray[np.void]]:
         """Turn a snapshot into what this worker reads."""
@@ -386,14 +390,3 @@ def _numbering_of(session: ClientSession) -> Numbering:
     if session.version is None:
         raise WorkerLost(session.endpoint, "it did not say its version")
     return stock_numbering(session.version)
-
-
-def _alike(source: int, destination: int) -> bool:
-    """Whether two tensors have one type and the same sizes and strides, so that a copy is one of bytes."""
-    if memory.read_i32(source + TensorOffset.TYPE) != memory.read_i32(destination + TensorOffset.TYPE):
-        return False
-    size = TensorOffset.OP - TensorOffset.NE
-    return bool(
-        memory.view(source + TensorOffset.NE, size, readonly=True)
-        == memory.view(destination + TensorOffset.NE, size, readonly=True)
-    )

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Final, TypedDict
 from wireherd.client.device import RemoteDevice
 from wireherd.client.endpoint import Endpoint
 from wireherd.client.reg import Registry
-from wireherd.errors import UsageError, WorkerError
+from wireherd.errors import PeerLost, UsageError, WorkerError
 from wireherd.obs.log import get_logger
 from wireherd.session.client import ClientOptions, ClientSession
 from wireherd.session.group import SessionGroup
@@ -112,7 +112,13 @@ class Cluster:
         dead = [endpoint for endpoint in self.endpoints if not endpoint.alive]
         if not dead:
             return None
-        return min(dead, key=lambda endpoint: endpoint.failed_at).failure
+        # a worker that complains of another one is a witness, not the one at fault
+        guilty = [endpoint for endpoint in dead if not isinstance(_cause(endpoint), PeerLost)]
+        first = min(guilty or dead, key=lambda endpoint: endpoint.failed_at)
+        lost = _cause(first)
+        if isinstance(lost, PeerLost):
+            return self._registry.collectives.culprit(first, lost) or first.failure
+        return first.failure
 
     @property
     def refusal(self) -> WorkerError | None:
@@ -196,6 +202,10 @@ class Cluster:
     def __repr__(self) -> str:
         names = ", ".join(endpoint.name for endpoint in self.endpoints)
         return f"<Cluster of {names}: {len(self.devices)} devices>"
+
+
+def _cause(endpoint: Endpoint) -> BaseException | None:
+    return endpoint.failure.__cause__ if endpoint.failure is not None else None
 
 
 def _log_error(slot: str, error: BaseException) -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from wireherd.client.comm import Collectives
 from wireherd.ggml import memory, vtable
+from wireherd.ggml.collectives import CollectiveFunctions
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -23,6 +25,9 @@ class Registry:
 
     def __init__(self, lib: Library, on_error: vtable.OnError) -> None:
         self.devices: Sequence[RemoteDevice] = ()
+        #: the groups in which the devices add up tensors
+        self.collectives = Collectives(lambda: self.devices)
+        self._functions = CollectiveFunctions(self.collectives, on_error)
         self._struct = lib.abi.Reg()
         self._struct.api_version = lib.api
         self._struct.iface = vtable.bind(lib.abi.RegInterface, self, on_error=on_error)
@@ -41,6 +46,6 @@ class Registry:
         """Address of a device's struct."""
         return self.devices[index].pointer
 
-    def get_proc_address(self, _reg: int, _name: int) -> int:
-        """Nothing is offered by name: no split buffers, no threads to set, no collectives."""
-        return 0
+    def get_proc_address(self, _reg: int, name: int) -> int:
+        """The three functions of collectives; nothing else is offered by name."""
+        return self._functions.find(name)

@@ -206,8 +206,10 @@ def test_close_is_final_and_may_be_repeated(tiny_path):
         ({"n_batch": 0}, "-b must be between 1 and"),
         ({"main_gpu": 1}, "-sm none"),
         ({"devices": ("GPU7",)}, "no device GPU7"),
-        ({"tensor_overrides": ("x",)}, "REGEX=DEVICE"),
+        ({"tensor_overrides": ("x",)}, "REGEX=BUFTYPE"),
         ({"tensor_overrides": ("x=GPU7",)}, "no device in use"),
+        ({"tensor_overrides": ("x(=CPU",)}, "no regular expression"),
+        ({"n_cpu_moe": -1}, "-ncmoe must be between 0 and 512"),
         ({"tensor_split": (1.0, 1.0)}, "2 shares for 0 devices"),
     ],
 )

@@ -35,7 +35,10 @@ def add_library(parser: argparse.ArgumentParser) -> None:
 def add_cluster(parser: argparse.ArgumentParser, *, measuring: bool = False) -> None:
     """Add the flags that name workers; what only measurements want is shown with `measuring` alone."""
     group = parser.add_argument_group("workers")
-    group.add_argument("--rpc", default=None, metavar="HOST:PORT,...", help="workers, ours or stock RPC servers")
+    group.add_argument(
+        "--rpc", default=None, metavar="HOST:PORT,...",
+        help="workers, ours or stock RPC servers; local is one that is started here for this run",
+    )  # fmt: skip
     group.add_argument(
         "--stock-timeout", type=_seconds, default=300.0, metavar="S",
         help="seconds to wait for an answer of a stock RPC server, which cannot say that it lives (default 300)",
@@ -97,8 +100,12 @@ def add_compute(parser: argparse.ArgumentParser, *, context: bool = True) -> Non
         action="append",
         type=filled,
         default=[],
-        metavar="REGEX=DEVICE,...",
-        help="put tensors whose names match on a device of your choice (CPU, or a device's name)",
+        metavar="REGEX=BUFTYPE,...",
+        help="put tensors whose names match on a device of your choice (CPU, RPC0 or RPC0[host:port])",
+    )
+    group.add_argument("-cmoe", "--cpu-moe", action="store_true", help="keep the weights of experts (MoE) on the CPU")
+    group.add_argument(
+        "-ncmoe", "--n-cpu-moe", type=int, default=0, metavar="N", help="keep those of the first N layers on the CPU"
     )
     group.add_argument("-t", "--threads", type=positive, metavar="N", help="CPU threads here (default: by the machine)")
     group.add_argument(
@@ -244,6 +251,8 @@ def llama_options(args: argparse.Namespace, model: Path) -> LlamaOptions:
         main_gpu=args.main_gpu,
         tensor_split=parse_tensor_split(args.tensor_split) if args.tensor_split else None,
         tensor_overrides=tuple(rule for word in args.override_tensor for rule in word.split(",") if rule),
+        cpu_moe=args.cpu_moe,
+        n_cpu_moe=args.n_cpu_moe,
         n_ctx=args.ctx_size,
         n_batch=args.batch_size,
         n_ubatch=args.ubatch_size,

@@ -73,6 +73,8 @@ GGML: tuple[Row, ...] = (
     Row("ggml_graph_n_nodes", INT, (P,)),
     Row("ggml_graph_nodes", P, (P,)),
     Row("ggml_graph_size", INT, (P,)),
+    Row("ggml_quantize_requires_imatrix", BOOL, (INT,), needed=False),
+    Row("ggml_quantize_chunk", SIZE_T, (INT, P, P, I64, I64, I64, P), needed=False),
     # buffer types and buffers
     Row("ggml_backend_buft_name", TEXT, (P,)),
     Row("ggml_backend_buft_alloc_buffer", P, (P, SIZE_T)),

@@ -24,7 +24,7 @@ class OffloadDevice:
     Attributes:
         name: how the user names it.
         pointer: address of its `ggml_backend_device`.
-        buffer_type: address of its `ggml_backend_buffer_type`.
+        buffer_type: address of its `ggml_backend_buffer_type`; `buffer_name` is its name.
         remote: whether it is a worker's.
         room: its memory when it was looked at.
     """
@@ -34,18 +34,19 @@ class OffloadDevice:
     buffer_type: int
     remote: bool
     room: DeviceRoom
+    buffer_name: str
 
 
 def _of_worker(device: RemoteDevice) -> OffloadDevice:
     title = f"worker {device.endpoint.name} ({device.name})"
-    return OffloadDevice(
-        device.name, device.pointer, device.buffer_type.pointer, True, DeviceRoom(title, *device.memory())
-    )
+    kind, room = device.buffer_type, DeviceRoom(title, *device.memory())
+    return OffloadDevice(device.name, device.pointer, kind.pointer, True, room, kind.name)
 
 
 def _of_library(device: NativeDevice) -> OffloadDevice:
     room = DeviceRoom(device.name, *device.memory())
-    return OffloadDevice(device.name, device.ptr, device.buffer_type().ptr, False, room)
+    kind = device.buffer_type()
+    return OffloadDevice(device.name, device.ptr, kind.ptr, False, room, kind.name)
 
 
 def local_gpus(lib: Library) -> list[NativeDevice]:
@@ -84,23 +85,3 @@ def choose_devices(
             raise UsageError(f"-mg {only} names no device: there are {len(found)}, counted from 0")
         found = [found[only]]
     return found
-
-
-def override_targets(lib: Library, devices: Sequence[OffloadDevice], rules: Sequence[str]) -> list[tuple[str, int]]:
-    """Read `-ot`: pairs of a regular expression and the address of a buffer type.
-
-    Raises:
-        UsageError: a rule is not `regex=device`, or its device is not in use.
-    """
-    cpu = lib.cpu_device().buffer_type()
-    known = {"cpu": cpu.ptr} | {device.name.lower(): device.buffer_type for device in devices}
-    pairs = []
-    for rule in rules:
-        pattern, equals, name = rule.rpartition("=")
-        if not equals or not pattern:
-            raise UsageError(f"-ot takes REGEX=DEVICE, not {rule!r}")
-        if name.lower() not in known:
-            names = ", ".join(["CPU", *(device.name for device in devices)])
-            raise UsageError(f"-ot {rule} names no device in use: there are {names}")
-        pairs.append((pattern, known[name.lower()]))
-    return pairs

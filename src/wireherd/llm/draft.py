@@ -76,6 +76,8 @@ def draft_llama_options(target: LlamaOptions, draft: DraftOptions, n_ctx: int) -
         main_gpu=0,
         tensor_split=None,
         tensor_overrides=(),
+        cpu_moe=False,
+        n_cpu_moe=0,
         n_ctx=n_ctx,
         swa_full=True,  # it goes back after every draft, and a sliding window has forgotten what lies there
         draft=None,

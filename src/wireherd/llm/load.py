@@ -64,7 +64,8 @@ def plan(
         _log.info("%s", share)
     remote = [share for share, device in zip(shares, devices, strict=True) if device.remote]
     reason = placement.too_small(remote)
-    if reason and not options.tensor_overrides:  # which move weights elsewhere: then libllama shall find out
+    moved = options.override_rules or options.n_cpu_moe  # weights lie elsewhere: then libllama shall find out
+    if reason and not moved:
         raise ModelError(f"{options.path.name} does not fit: {reason}")
     return shares
 

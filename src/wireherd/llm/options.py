@@ -30,12 +30,17 @@ _FEW_THREADS: Final = 4
 _I32: Final = (1 << 31) - 1
 #: more threads than this end the process inside ggml instead of running slowly
 _MAX_THREADS: Final = 1024
+#: weights of experts, shared ones not among them (`LLM_FFN_EXPS_REGEX` in llama.cpp's common.h)
+EXPERTS: Final = r"\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+#: layers that libllama has room for (`LLAMA_MAX_LAYERS`); more rules than layers are of no use
+_MAX_LAYERS: Final = 512
 #: flag, least and most value of each number
 _RANGES: Final = {
     "n_ctx": ("-c", 0, _I32),
     "n_batch": ("-b", 1, _I32),
     "n_ubatch": ("-ub", 1, _I32),
     "n_gpu_layers": ("-ngl", -_I32, _I32),
+    "n_cpu_moe": ("-ncmoe", 0, _MAX_LAYERS),
     "graph_cache": ("--graph-cache", 0, MAX_GRAPHS),
     "threads": ("-t", 1, _MAX_THREADS),
     "threads_batch": ("-tb", 1, _MAX_THREADS),
@@ -60,7 +65,8 @@ class LlamaOptions:
         n_gpu_layers: layers that leave the CPU, from the last one on, the output counted as one; below zero all.
         split_mode: "layer" over all devices, "tensor" every layer over all of them, "none" for `main_gpu` alone.
         tensor_split: share of each device; None is by free memory.
-        tensor_overrides: rules `regex=device` on tensor names.
+        tensor_overrides: rules `regex=device` on tensor names, a device's buffer type being understood too.
+        cpu_moe: leave the experts of all layers on the CPU; `n_cpu_moe`: those of the first layers.
         n_ctx: tokens of context, 0 is what the model was trained with (llama.cpp's default; 4096 is ours).
         threads: CPU threads here; None by the machine. `threads_batch`: for prompts; None is `threads`.
         flash_attn: "on", "off" or "auto".
@@ -85,6 +91,8 @@ class LlamaOptions:
     main_gpu: int = 0
     tensor_split: Sequence[float] | None = None
     tensor_overrides: Sequence[str] = ()
+    cpu_moe: bool = False
+    n_cpu_moe: int = 0
     n_ctx: int = 4096
     n_batch: int = 2048
     n_ubatch: int = 512
@@ -107,6 +115,11 @@ class LlamaOptions:
     def path(self) -> Path:
         """The model file."""
         return Path(self.model).expanduser()
+
+    @property
+    def override_rules(self) -> tuple[str, ...]:
+        """Rules `regex=device` on tensor names, those of `cpu_moe` behind those of `tensor_overrides`."""
+        return (*self.tensor_overrides, *([f"{EXPERTS}=CPU"] if self.cpu_moe else ()))
 
     def check(self) -> None:
         """Refuse what makes no sense.

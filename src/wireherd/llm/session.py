@@ -15,15 +15,15 @@ import time
 from typing import TYPE_CHECKING, TypeVar
 
 from wireherd import ggml
-from wireherd.client.plugin import Cluster
 from wireherd.errors import Cancelled, GgmlFailed, ModelError, NativeError, UsageError
 from wireherd.ggml.llama import Batch, Context, Model
-from wireherd.llm import gguf, load, trial
-from wireherd.llm.device import choose_devices, override_targets
+from wireherd.llm import gguf, here, load, trial
+from wireherd.llm.device import choose_devices
 from wireherd.llm.fetch import Progress, silent
 from wireherd.llm.generate import GenerateOptions, Generation
 from wireherd.llm.interrupt import GENTLE_S, PATIENT_S, native
 from wireherd.llm.options import LlamaOptions
+from wireherd.llm.overrides import override_targets
 from wireherd.llm.sampler import SamplerSettings, SessionSampler
 from wireherd.llm.speculative import make_drafter
 from wireherd.llm.template import ChatTemplate
@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 
     from typing_extensions import Self
 
+    from wireherd.client.plugin import Cluster
     from wireherd.ggml.library import Library
     from wireherd.llm.device import OffloadDevice
     from wireherd.llm.drafter import Drafter
@@ -104,7 +105,7 @@ class LlmSession:
         lib.start_llama()
         headers = load.read_headers(lib, paths)
         if options.rpc:
-            self.cluster = Cluster(lib, options.rpc, load.client_options(options))
+            self.cluster = here.open_cluster(lib, options)
         devices = choose_devices(
             lib,
             self.cluster.devices if self.cluster else [],
@@ -112,7 +113,7 @@ class LlmSession:
             only=options.main_gpu if options.split_mode == "none" else None,
         )
         self.plan = load.plan(lib, options, headers, devices)
-        overrides = override_targets(lib, devices, options.tensor_overrides)
+        overrides = override_targets(lib, devices, options)
         if options.split_mode == "tensor" and devices:
             trial.check_split(lib, options, devices, overrides)
         with native(self.abort, self._cancel):

@@ -123,7 +123,7 @@ def write(
     writer.add_rope_dimension_count(size.n_embd // size.n_head)
     writer.add_vocab_size(size.n_vocab)
     writer.add_file_type(getattr(gguf.LlamaFileType, "ALL_F32" if weights == "F32" else f"MOSTLY_{weights}"))
-    _add_tokenizer(writer, size.n_vocab)
+    add_tokenizer(writer, size.n_vocab)
     if chat_template is not None:
         writer.add_chat_template(chat_template)
 
@@ -172,7 +172,8 @@ def _alphabet() -> list[str]:
     return [chr(byte) if byte in plain else chr(next(moved)) for byte in range(256)]
 
 
-def _add_tokenizer(writer: Any, n_vocab: int) -> None:
+def add_tokenizer(writer: Any, n_vocab: int) -> None:
+    """Add a byte-level BPE of `n_vocab` tokens, those without a text unused, to a GGUF writer."""
     tokens = _alphabet() + [merge.replace(" ", "") for merge in _MERGES]
     kinds = [int(gguf.TokenType.NORMAL)] * len(tokens)
     bos = len(tokens)

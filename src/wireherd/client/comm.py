@@ -14,10 +14,11 @@ from __future__ import annotations
 import secrets
 import struct
 import threading
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Final, Protocol
 
 from wireherd.client import comm_stock
-from wireherd.errors import PeerLost, UsageError, WireherdError, WorkerError, WorkerLost
+from wireherd.errors import PeerLost, WireherdError, WorkerError, WorkerLost
 from wireherd.ggml import memory
 from wireherd.ggml.structs import TENSOR_SIZE, TensorOffset
 from wireherd.obs.log import get_logger
@@ -31,7 +32,6 @@ from wireherd.protocol.messages_peer import (
     GroupOpenResponse,
     GroupReduceRequest,
 )
-from wireherd.transport import Address
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Sequence
@@ -221,12 +221,13 @@ class HerdReducer:
 
     def _addresses(self, index: int, opened: GroupOpenResponse) -> list[str]:
         """Where peers try to reach a member: as it says itself, then as the user spelled it."""
-        endpoint = self.endpoints[index]
-        if endpoint.session.options.peers_as_spelled:
-            return [endpoint.name]
-        told = [address for address in opened.addresses if address and not address.isspace()]
-        if not _is_here(endpoint) and " " not in endpoint.name and endpoint.name not in told:
-            told.append(endpoint.name)
+        session = self.endpoints[index].session
+        spelled = str(replace(session.address, via=""))
+        if session.options.peers_as_spelled and session.endpoint not in dict(session.options.located):
+            return [spelled]
+        told = [address for address in opened.addresses if address and not any(map(str.isspace, address))]
+        if not _is_here(self.endpoints[index]) and spelled not in told:
+            told.append(spelled)
         return told
 
     def _ask(self, messages: Sequence[Message]) -> list[Any]:
@@ -269,10 +270,7 @@ class HerdReducer:
 
 def _is_here(endpoint: Endpoint) -> bool:
     """Whether other machines cannot dial it: a unix socket, or this machine's own address."""
-    try:
-        address = Address.parse(endpoint.name)
-    except UsageError:
-        return False
+    address = endpoint.session.address
     return not address.host or address.host == "localhost" or address.host.startswith("127.") or address.host == "::1"
 
 

@@ -7,13 +7,14 @@ differ would leave both waiting for ever.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, Final
+from dataclasses import replace
+from typing import TYPE_CHECKING, Final
 
-from wireherd.errors import UsageError, WireherdError
+from wireherd.errors import WireherdError
 from wireherd.obs.log import get_logger
 from wireherd.protocol.messages_stock import CommAllreduceRequest, CommFreeRequest, CommInitRequest
 from wireherd.protocol.table import Opcode
-from wireherd.transport import Address, connect
+from wireherd.transport import connect
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -21,6 +22,7 @@ if TYPE_CHECKING:
     from wireherd.client.device import RemoteDevice
     from wireherd.client.endpoint import Endpoint
     from wireherd.protocol.fields import Message
+    from wireherd.transport import Address
 
 log = get_logger(__name__)
 
@@ -46,9 +48,9 @@ def form(members: Sequence[RemoteDevice]) -> tuple[StockReducer | None, str]:
         WorkerError: one of them died.
     """
     first, second = (member.endpoint for member in members)
-    address = _address_of(first)
-    host = address.host.encode() if address else b""
-    if address is None or len(host) >= _HOST_BYTES or address.port + _PORT_OFFSET > _MAX_PORT:
+    address = first.session.address
+    host = address.host.encode()
+    if not host or len(host) >= _HOST_BYTES or address.port + _PORT_OFFSET > _MAX_PORT:
         return None, f"server {first.name} cannot be dialled by another one"
     port = address.port + _PORT_OFFSET
     asked = [
@@ -63,7 +65,7 @@ def form(members: Sequence[RemoteDevice]) -> tuple[StockReducer | None, str]:
     group = StockReducer(members)
     reached = bool(second.session.finish(asked[1][1]).ok)
     if not reached:
-        _wake(Address(address.scheme, address.host, port))
+        _wake(replace(address, port=port))
     if bool(first.session.finish(asked[0][1]).ok) and reached:
         log.info("servers %s and %s add up tensors among themselves", first.name, second.name)
         return group, ""
@@ -97,15 +99,7 @@ class StockReducer:
                     endpoint.fail(error)
 
 
-def _address_of(endpoint: Endpoint) -> Any:
-    try:
-        address = Address.parse(endpoint.name)
-    except UsageError:
-        return None
-    return address if address.scheme == "tcp" else None
-
-
-def _wake(address: Any) -> None:
+def _wake(address: Address) -> None:
     """Rank 0 waits for ever for a peer that cannot come: dial it and hang up, and it gives up."""
     try:
         connect(address, _WAKE_S).close()

@@ -22,7 +22,7 @@ from wireherd.session.client import ClientOptions, ClientSession
 from wireherd.session.group import SessionGroup
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
     from types import TracebackType
 
     from typing_extensions import Self
@@ -77,6 +77,7 @@ class Cluster:
                 raise UsageError(f"worker {name} is named twice")
         self._group = SessionGroup()
         self._closed = False
+        self._also: list[Callable[[], None]] = []
         self._last_failure: WorkerError | None = None
         self.endpoints: list[Endpoint] = []
         self.devices: list[RemoteDevice] = []
@@ -183,6 +184,10 @@ class Cluster:
         for endpoint in self.endpoints:
             endpoint.session.cancel()
 
+    def also_close(self, close: Callable[[], None]) -> None:
+        """Have something end with the cluster, after its sessions."""
+        self._also.append(close)
+
     def close(self) -> None:
         """End all sessions. Models and contexts may be freed before or after."""
         if not self._closed:
@@ -190,6 +195,8 @@ class Cluster:
             self._closed = True
         for endpoint in self.endpoints:
             endpoint.close()
+        while self._also:
+            self._also.pop()()
 
     def __enter__(self) -> Self:
         return self

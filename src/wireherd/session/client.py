@@ -83,6 +83,7 @@ class ClientSession(WaitingSession):
         opened = open_stream(
             endpoint,
             timeout_s=chosen.connect_timeout_s,
+            at=dict(chosen.located).get(endpoint),
             retry_s=chosen.retry_s,
             herd=chosen.herd,
             features=FEATURES | Feature.ANSWERED_SETS if chosen.set_tensor == "sync" else FEATURES,

@@ -69,13 +69,20 @@ class _Closed(Exception):  # noqa: N818 - no error yet: the caller has another w
 
 
 def open_stream(
-    endpoint: str, *, timeout_s: float, retry_s: float = 0.0, herd: bool = True, features: Feature = FEATURES
+    endpoint: str,
+    *,
+    timeout_s: float,
+    at: str | None = None,
+    retry_s: float = 0.0,
+    herd: bool = True,
+    features: Feature = FEATURES,
 ) -> Opened:
     """Open the stream of a new session.
 
     Args:
         endpoint: the worker's address as the user spelled it, or several, of which the quickest is taken.
         timeout_s: for the connection and for the answer to HELLO.
+        at: its address, where it is not named by that.
         retry_s: how long to try again while nobody answers at the address; 0 tries once.
         herd: whether to use our extension where the worker offers it.
         features: what of the extension is wanted.
@@ -86,7 +93,7 @@ def open_stream(
         WorkerRefused: what is there is no ggml-rpc server, or said no.
         VersionMismatch: it speaks a version that we do not.
     """
-    addresses = Address.parse_all(endpoint)
+    addresses = Address.parse_all(endpoint if at is None else at)
     end = time.monotonic() + retry_s
     for pause_s in pauses(retry_s):
         if time.monotonic() > end:

@@ -28,6 +28,7 @@ class ClientOptions:
         graph_cache_policy: what a full one does: "lru" forgets the graph used longest ago, "reset" all.
         peers_as_spelled: workers reach each other at the addresses given here, not at those they tell of themselves:
             for measurements through a relay.
+        located: pairs of a name and the address that it stands for, where a worker is not named by its address.
     """
 
     connect_timeout_s: float = 5.0
@@ -38,6 +39,7 @@ class ClientOptions:
     herd: bool = True
     set_tensor: str = "async"
     peers_as_spelled: bool = False
+    located: tuple[tuple[str, str], ...] = ()
     graph_cache: int = 1024
     graph_cache_policy: str = "lru"
 

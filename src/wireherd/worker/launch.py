@@ -91,10 +91,13 @@ class WorkerProcess:
         self.stop()
 
 
-def spawn(settings: WorkerSettings | Sequence[str] = (), *, timeout_s: float = 60.0) -> WorkerProcess:
+def spawn(
+    settings: WorkerSettings | Sequence[str] = (), *, timeout_s: float = 60.0, hears_ctrl_c: bool = True
+) -> WorkerProcess:
     """Run `wireherd worker` with these settings or arguments and return once it listens.
 
     Without a port among the arguments the system chooses one. The worker's log is kept in a temporary file.
+    Unless it `hears_ctrl_c`, Ctrl-C at the terminal is for the caller alone.
 
     Raises:
         WorkerStartError: it ended, or said nothing for `timeout_s`; the message is the last line it wrote.
@@ -107,7 +110,12 @@ def spawn(settings: WorkerSettings | Sequence[str] = (), *, timeout_s: float = 6
     command = [sys.executable, "-m", "wireherd", "worker", "--until-eof", *arguments]
     with os.fdopen(descriptor, "wb") as file:
         process = subprocess.Popen(  # noqa: S603 (our own module)
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=file
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=file,
+            start_new_session=not hears_ctrl_c and sys.platform != "win32",
+            creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0) if not hears_ctrl_c else 0,
         )
     try:
         first = _first_line(process, timeout_s)

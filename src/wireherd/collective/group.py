@@ -131,7 +131,7 @@ class Group:
             for peer in range(self.world):
                 if peer != self.rank and _dials(self.rank, peer, places):
                     self.put(self._dial(peer, names[peer], places[peer], permitted, end))
-            self._wait(end)
+            self._stand(end - time.monotonic())
         except WireherdError as error:
             self.fail(error if isinstance(error, RemoteError) else PeerLost(str(error)))
             return str(error)
@@ -160,8 +160,9 @@ class Group:
             log.info("no link to rank %d: %s", peer, reasons[-1])
         raise PeerLost.of(peer, self._names[peer], f"cannot be linked up with: {'; '.join(reasons) or 'no address'}")
 
-    def _wait(self, end: float) -> None:
+    def _stand(self, timeout_s: float) -> None:
         """Wait until all links stand."""
+        end = time.monotonic() + timeout_s
         with self._changed:
             while len(self._links) < self.world - 1 and self._failure is None:
                 left = end - time.monotonic()

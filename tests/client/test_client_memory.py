@@ -72,6 +72,7 @@ def test_graphs_leave_in_the_order_in_which_they_are_noted(lib: ggml.Library, cl
     for thread in threads:
         thread.join()
     monkeypatch.undo()
-    assert left == noted == [71, 72]
+    assert left == noted
+    assert len(set(noted)) == len(graphs)
     bench.close()
     cluster.check()

@@ -10,6 +10,7 @@ from support.workers import Worker
 from wireherd import ggml
 from wireherd.client.plugin import Cluster
 from wireherd.ggml import memory
+from wireherd.ggml.structs import GraphOffset
 from wireherd.protocol.version import SUPPORTED
 
 DIALECTS = ["herd", *(version.short for version in SUPPORTED)]
@@ -164,6 +165,24 @@ def test_two_graphs_in_turn(bench: Bench, lib: ggml.Library) -> None:
         for graph, result, addend in zip(graphs, sums, (one, two), strict=True):
             assert bench.compute(graph) == 0
             assert np.array_equal(read(lib, result), read(lib, addend) + read(lib, two))
+
+
+def test_the_same_graph_under_a_new_uid(bench: Bench, lib: ggml.Library, speaking: Cluster) -> None:
+    """libllama builds a graph anew for each change of the batch's size: our worker may know it nevertheless."""
+    one = bench.filled(noise(8))
+    total = bench.place(bench.c.ggml_add(bench.context, one, one))
+    graph = bench.graph(total, uid=600)
+    sent = []
+    for uid in (600, 601, 602, 602, 600):
+        memory.write_u64(graph + GraphOffset.UID, uid)
+        write(lib, one, noise(8) + uid)
+        speaking.ping()
+        before = speaking.stats()[0]["graphs_sent"]
+        assert bench.compute(graph) == 0
+        sent.append(speaking.stats()[0]["graphs_sent"] - before)
+        assert np.array_equal(read(lib, total), (noise(8) + uid) * 2)
+    known = {"8.0+herd": [1, 1, 0, 0, 0], "8.0": [1, 1, 1, 0, 0]}
+    assert sent == known.get(speaking.stats()[0]["protocol"], [1, 1, 1, 0, 1])
 
 
 def test_a_freed_buffer_takes_its_graphs_along(bench: Bench, lib: ggml.Library, speaking: Cluster) -> None:

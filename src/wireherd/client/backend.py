@@ -2,7 +2,8 @@
 
 Nothing here waits but `synchronize`, and that only for gets that are outstanding: the stream is ordered and copied
 its data, so a second micro-batch may start on one worker while another still computes the first. A graph that the
-worker holds goes as its name, which is its uid, or a hash where it has none; any other goes whole.
+worker holds goes as its name; any other goes whole. On our own worker the name is a hash of the content: libllama gives
+a new uid to whatever it builds, also where batches of two sizes take turns and nothing is new but the uid.
 """
 
 from __future__ import annotations
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from wireherd.bridge.gather import gather
-from wireherd.client.graphs import CONTENT_BIT, content_key
+from wireherd.client.graphs import content_key
 from wireherd.ggml import memory, vtable
 from wireherd.ggml.enums import Status
 from wireherd.ggml.structs import GraphOffset
@@ -40,6 +41,8 @@ class RemoteBackends:
         self._c_name = c_name
         self._structs: dict[int, Any] = {}
         self._again: dict[int, Prepared] = {}
+        #: uid → name of a graph that was named by its content
+        self._names: dict[int, int] = {}
         self._table = vtable.bind(lib.abi.BackendInterface, self, on_error=endpoint.on_error)
 
     def __len__(self) -> int:
@@ -102,8 +105,9 @@ class RemoteBackends:
         endpoint.refusal = None  # whatever was refused, libllama found a way without it
         uid = memory.read_u64(graph + GraphOffset.UID)
         with endpoint.lock:  # what the worker holds follows from the order of what is sent
-            if self._graphs.again(uid):
-                self._rerun(uid)
+            name = self._names.get(uid, uid)
+            if self._graphs.again(name):
+                self._rerun(name)
             else:
                 self._send(graph, uid)
         return _OK
@@ -123,8 +127,13 @@ class RemoteBackends:
         if not snapshot.n_nodes:
             return
         endpoint, graphs = self._endpoint, self._graphs
-        if graphs.by_content and (not uid or uid & CONTENT_BIT):
-            uid = content_key(snapshot, endpoint.handles)
+        if graphs.by_content:
+            name = content_key(snapshot, endpoint.handles)
+            if uid:
+                if len(self._names) >= _MEMO_LIMIT:
+                    self._names.clear()
+                self._names[uid] = name
+            uid = name
             if graphs.again(uid):
                 self._rerun(uid)
                 return

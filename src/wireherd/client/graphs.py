@@ -60,7 +60,7 @@ class GraphStore(Protocol):
     counts: GraphCounts
     #: whether more than the last graph may be held
     many: bool
-    #: whether graphs without a uid are held too, named by `content_key`
+    #: whether graphs are named by `content_key`, those without a uid too
     by_content: bool
 
     def again(self, uid: int) -> bool:
@@ -186,7 +186,7 @@ def _tell_reset(where: str, counts: GraphCounts, graphs: int) -> None:
 
 
 def content_key(snapshot: Snapshot, handles: Handles) -> int:
-    """Name a graph without a uid by all that its records are made of: 63 bits of a hash, and the bit that marks it."""
+    """Name a graph by all that its records are made of: 63 bits of a hash, and the bit that marks it."""
     digest = hashlib.blake2b(snapshot.n_nodes.to_bytes(8, "little"), digest_size=8)
     rows = snapshot.rows
     for part in (snapshot.ids, rows, snapshot.use_counts, handles.look_up(rows["buffer"])):

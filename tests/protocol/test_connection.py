@@ -94,7 +94,7 @@ class Pair:
         if pending.reply is Reply.RAW and not frame.status:
             return view
         if pending.reply is Reply.EMPTY and pending.command.response is None and not frame.status:
-            return EMPTY if not view else view
+            return view or EMPTY
         message = self.client.response(pending, frame, view)
         self.to_client.switch(self.client.incoming)
         self.to_server.switch(self.server.incoming)

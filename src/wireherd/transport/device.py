@@ -84,12 +84,18 @@ def listen(address: Address) -> DeviceListener:
 class DeviceListener(Listener):
     """Accepts the connections that come over a device; each is a socket of this machine."""
 
-    def __init__(self, address: Address, deliver: Callable[[socket.socket], None] | None = None) -> None:
+    def __init__(
+        self,
+        address: Address,
+        deliver: Callable[[socket.socket], None] | None = None,
+        on_end: Callable[[str], None] | None = None,
+    ) -> None:
         """Open the device and wait.
 
         Args:
             address: of the device.
             deliver: takes each connection, on a thread of the listener's own; without it, `accept` gives them out.
+            on_end: called there, with the reason, when the device has ended for good.
 
         Raises:
             ConnectError: there is no such device, it is none, or another process has it.
@@ -97,6 +103,7 @@ class DeviceListener(Listener):
         self.address = address
         self._queue: SimpleQueue[socket.socket | None] = SimpleQueue()
         self._closed: str | None = None
+        self._on_end = on_end
         self._link = ServerLink(open_device(address.name), deliver or self._queue.put, self._end)
         self._link.start()
 
@@ -114,11 +121,14 @@ class DeviceListener(Listener):
 
     def close(self) -> None:
         """Say goodbye to the client and give the device back."""
-        self._end("the listener was closed")
+        self._closed = self._closed or "the listener was closed"
+        self._queue.put(None)
         self._link.stop()
 
     def _end(self, reason: str) -> None:
         self._closed = self._closed or reason
+        if self._on_end is not None:
+            self._on_end(reason)
         self._queue.put(None)
 
 

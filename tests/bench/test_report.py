@@ -8,9 +8,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from llama_bench import STANDARD
 
 from wireherd.bench.cases import BenchSettings, Case
-from wireherd.bench.report import FORMATS, Result, Setup, build_number, json_lines, markdown_lines, record
+from wireherd.bench.report import FORMATS, json_lines, markdown_lines, record
+from wireherd.bench.result import Result, Setup, build_number
+from wireherd.bench.traffic import Traffic
 from wireherd.llm.options import LlamaOptions
 
 SETUP = Setup(
@@ -32,18 +35,35 @@ RESULTS = [
 
 
 def test_table_as_llama_bench_prints_it():
-    assert "".join(markdown_lines(SETUP, SETTINGS, iter(RESULTS))) == (
+    local = BenchSettings(llama=replace(LLAMA, rpc=()))
+    assert "".join(markdown_lines(replace(SETUP, backend="BLAS"), local, iter(RESULTS))) == (
         "| model                          |       size |     params | backend    | ngl |            test |                  t/s |\n"
         "| ------------------------------ | ---------: | ---------: | ---------- | --: | --------------: | -------------------: |\n"
-        "| llama 256M Q4_1                |  93.46 MiB |   134.52 M | RPC        |  99 |           pp512 |       192.00 ± 90.51 |\n"
-        "| llama 256M Q4_1                |  93.46 MiB |   134.52 M | RPC        |  99 |           tg128 |        128.00 ± 0.00 |\n"
+        "| llama 256M Q4_1                |  93.46 MiB |   134.52 M | BLAS       |  99 |           pp512 |       192.00 ± 90.51 |\n"
+        "| llama 256M Q4_1                |  93.46 MiB |   134.52 M | BLAS       |  99 |           tg128 |        128.00 ± 0.00 |\n"
         "\nbuild: b11549 (11549)\n"
     )
 
 
+def test_own_columns_stand_behind_when_workers_take_part():
+    went = Traffic(2, "8.0+herd,5.0", 256, 128_000, 12_800_000, 1, 255, 128, 3)
+    settings = replace(SETTINGS, link="3 ms")
+    lines = "".join(markdown_lines(SETUP, settings, iter([replace(RESULTS[1], traffic=went)]))).splitlines()
+    names, row = ([cell.strip() for cell in lines[n].strip("|").split("|")] for n in (0, 2))
+    assert names[-10:] == ["t/s", "link", "workers", "protocol", "trips", "up B", "down B", "sent", "rerun", "hits"]
+    assert row[-9:] == ["3 ms", "2", "8.0+herd,5.0", "2.00", "1000", "100000", "0.01", "1.99", "1.00"]
+    found = record(SETUP, settings, replace(RESULTS[1], traffic=went))
+    assert list(found)[: len(STANDARD)] == STANDARD, "llama-bench's keys come first, in its order"
+    assert (found["workers"], found["protocol"], found["link"]) == (2, "8.0+herd,5.0", "3 ms")
+    assert (found["round_trips_per_token"], found["bytes_up_per_token"]) == (2.0, 1000.0)
+    assert (found["bytes_down_per_token"], found["graphs_sent_per_token"]) == (100_000.0, 0.0078)
+    assert (found["graph_cache_hits_per_token"], found["graph_cache_resets"]) == (1.0, 3)
+
+
 def test_columns_appear_where_settings_differ():
     llama = replace(LLAMA, n_ubatch=128, flash_attn="on", tensor_split=(3.0, 1.0), repack=False)
-    header = next(iter(markdown_lines(replace(SETUP, threads=1), BenchSettings(llama=llama), iter(()))))
+    settings = BenchSettings(llama=replace(llama, rpc=()))
+    header = next(iter(markdown_lines(replace(SETUP, threads=1), settings, iter(()))))
     names = [cell.strip() for cell in header.splitlines()[0].strip("|").split("|")]
     assert names == [
         "model",
@@ -62,7 +82,8 @@ def test_columns_appear_where_settings_differ():
 
 
 def test_a_local_run_shows_threads_and_no_layers():
-    header = next(iter(markdown_lines(replace(SETUP, backend="CPU"), SETTINGS, iter(()))))
+    settings = BenchSettings(llama=replace(LLAMA, rpc=()))
+    header = next(iter(markdown_lines(replace(SETUP, backend="CPU"), settings, iter(()))))
     names = [cell.strip() for cell in header.splitlines()[0].strip("|").split("|")]
     assert names == ["model", "size", "params", "backend", "threads", "test", "t/s"]
 
@@ -83,7 +104,8 @@ def test_json_is_an_array_of_records():
     assert rows[0]["stddev_ns"] == 1_414_213_562
     assert rows[1]["stddev_ts"] == 0
     assert rows[0]["rpc"] == ["a:1", "b:2"]
-    assert list(rows[0])[-1] == "rpc", "own keys stand after llama-bench's"
+    own = list(rows[0])[list(rows[0]).index("samples_ts") + 1 :]
+    assert own[:3] == ["rpc", "link", "set_tensor"], "own keys stand after llama-bench's"
 
 
 def test_json_without_results():

@@ -52,6 +52,7 @@ class BenchSettings:
         repetitions: measured runs of each case, after the one that warms up.
         warm_up: run each case once before it is measured.
         delay_s: seconds of rest between two cases.
+        link: the emulated link in words; empty without one.
     """
 
     llama: LlamaOptions
@@ -62,6 +63,7 @@ class BenchSettings:
     repetitions: int = DEFAULT_REPETITIONS
     warm_up: bool = True
     delay_s: float = 0.0
+    link: str = ""
 
     def check(self) -> None:
         """Refuse what cannot be measured.

@@ -65,7 +65,8 @@ class LinkShape:
             numbers = []
         if not 1 <= len(numbers) <= 3 or not all(math.isfinite(number) and number >= 0 for number in numbers):
             raise UsageError(f"--link {text!r} is no link: give DELAY_MS[,RATE_MBIT[,JITTER_MS[,half]]], like 0.5,1000")
-        shape = cls(*numbers, half=half)
+        delay, rate, jitter = (*numbers, 0.0, 0.0)[:3]
+        shape = cls(delay, rate, jitter, half)
         if shape.delay_ms > _MOST_MS or shape.jitter_ms > _MOST_MS:
             raise UsageError(f"--link {text!r}: delay and jitter may be {_MOST_MS:g} ms at most")
         if shape.rate_mbit and not _LEAST_MBIT <= shape.rate_mbit <= _MOST_MBIT:

@@ -161,6 +161,8 @@ class Relay:
             if sock.family != getattr(socket, "AF_UNIX", None):
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         up, down = self._workers[number % self._count]
+        forth: tuple[_Line, _Line | None]
+        back: tuple[_Line, _Line | None]
         if self._half:
             forth, back = (up, None), (up, None)
         elif number < self._count:

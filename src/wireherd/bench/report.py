@@ -9,88 +9,21 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, NamedTuple
+from typing import TYPE_CHECKING, Final
 
 from wireherd.bench import stats
 from wireherd.bench.cases import Case
-from wireherd.llm.options import LlamaOptions
+from wireherd.bench.result import FLASH, TEXT_KEYS, Result, Setup, build_number, split_text
+from wireherd.bench.table import Table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator, Sequence
+    from collections.abc import Callable, Iterable, Iterator, Mapping
 
     from wireherd.bench.cases import BenchSettings
 
-#: llama-bench prints a bool; "auto" is -1, as in `enum llama_flash_attn_type`
-_FLASH: Final[dict[str, bool | int]] = {"on": True, "off": False, "auto": -1}
-_GIB: Final = 1024**3
-_BILLION: Final = 1_000_000_000
-
-
-@dataclass(frozen=True, slots=True)
-class Setup:
-    """What was measured on: facts that are the same for every case of a run.
-
-    Attributes:
-        build: name of the native library's build.
-        cpu: what this machine's processor calls itself.
-        backend: "RPC" as soon as a worker takes part, else "CPU".
-        model_type: architecture, size and quantisation as llama.cpp words them.
-        model_size: bytes of all tensors.
-        model_n_params: elements of all tensors.
-        threads: CPU threads in use here.
-        default_threads: CPU threads if nobody says otherwise.
-    """
-
-    build: str
-    cpu: str
-    backend: str
-    model_type: str
-    model_size: int
-    model_n_params: int
-    threads: int
-    default_threads: int
-
-
-@dataclass(frozen=True, slots=True)
-class Result:
-    """One measured case: nanoseconds of each repetition, and when it began (ISO 8601, UTC)."""
-
-    case: Case
-    samples_ns: tuple[int, ...]
-    test_time: str
-
-    @property
-    def samples_ts(self) -> list[float]:
-        """Tokens per second of each repetition."""
-        return stats.rates(self.case.tokens, self.samples_ns)
-
-
 #: stands in where only a record's keys and types matter
-_NOTHING: Final = Result(Case(), (1,), "")
+NOTHING: Final = Result(Case(n_gen=1), (1,), "")
 _SQL_TYPES: Final = {str: "TEXT", int: "INTEGER", float: "REAL"}
-
-
-class _Column(NamedTuple):
-    name: str
-    width: int  # negative: to the left
-
-    def cell(self, text: str) -> str:
-        return f" {text:>{self.width}} |" if self.width > 0 else f" {text:<{-self.width}} |"
-
-    def rule(self) -> str:
-        return f" {'-' * (abs(self.width) - 1)}{':' if self.width > 0 else '-'} |"
-
-
-def build_number(build: str) -> int:
-    """Number in a build's name ("b11549" gives 11549); 0 if it has none."""
-    found = re.match(r"b(\d+)", build)
-    return int(found[1]) if found else 0
-
-
-def _split(shares: Sequence[float] | None) -> str:
-    return "/".join(f"{share:.2f}" for share in shares or (0.0,))
 
 
 def record(setup: Setup, settings: BenchSettings, result: Result) -> dict[str, object]:
@@ -115,14 +48,14 @@ def record(setup: Setup, settings: BenchSettings, result: Result) -> dict[str, o
         "type_k": llama.type_k,
         "type_v": llama.type_v,
         "n_gpu_layers": llama.n_gpu_layers,
-        "n_cpu_moe": 0,
+        "n_cpu_moe": llama.n_cpu_moe,
         "split_mode": llama.split_mode,
         "main_gpu": llama.main_gpu,
         "no_kv_offload": False,
-        "flash_attn": _FLASH[llama.flash_attn],
+        "flash_attn": FLASH[llama.flash_attn],
         "devices": "auto" if llama.devices is None else "/".join(llama.devices) or "none",
-        "tensor_split": _split(llama.tensor_split),
-        "tensor_buft_overrides": ";".join(llama.tensor_overrides) or "none",
+        "tensor_split": split_text(llama.tensor_split),
+        "tensor_buft_overrides": ";".join(llama.override_rules) or "none",
         "use_mmap": llama.mmap,
         "use_direct_io": False,
         "embeddings": False,
@@ -142,6 +75,12 @@ def record(setup: Setup, settings: BenchSettings, result: Result) -> dict[str, o
         "samples_ns": list(result.samples_ns),
         "samples_ts": [round(rate, 4) for rate in samples_ts],
         "rpc": list(llama.rpc),
+        "link": settings.link,
+        "set_tensor": llama.set_tensor,
+        "graph_cache": llama.graph_cache,
+        "graph_cache_policy": llama.graph_cache_policy,
+        **result.traffic.record(result.tokens),
+        **{TEXT_KEYS[name]: round(result.text.get(name, 0.0), 4) for name in TEXT_KEYS},
     }
 
 
@@ -164,87 +103,61 @@ def jsonl_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]
         yield json.dumps(record(setup, settings, result)) + "\n"
 
 
-def _flat(setup: Setup, settings: BenchSettings, result: Result) -> dict[str, str | int | float]:
+def flat(row: Mapping[str, object]) -> dict[str, str | int | float]:
     """A record for a table of a database: no samples, lists joined, truth as 1 and 0, as llama-bench has it."""
-    flat: dict[str, str | int | float] = {}
-    for key, value in record(setup, settings, result).items():
+    found: dict[str, str | int | float] = {}
+    for key, value in row.items():
         if isinstance(value, list):
             if not key.startswith("samples_"):
-                flat[key] = ",".join(map(str, value))
+                found[key] = ",".join(map(str, value))
         else:
-            flat[key] = value if isinstance(value, float) else int(value) if isinstance(value, int) else str(value)
-    return flat
+            found[key] = value if isinstance(value, float) else int(value) if isinstance(value, int) else str(value)
+    return found
+
+
+def csv_table(columns: Mapping[str, object], groups: Iterator[Iterable[Mapping[str, object]]]) -> Iterator[str]:
+    """A CSV file: its header, then a piece for each group of rows."""
+    yield ",".join(columns) + "\n"
+    for rows in groups:
+        text = io.StringIO()
+        writer = csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n")
+        writer.writerows(row.values() for row in rows)
+        yield text.getvalue()
+
+
+def sql_table(
+    name: str, columns: Mapping[str, object], groups: Iterator[Iterable[Mapping[str, object]]]
+) -> Iterator[str]:
+    """Statements for sqlite3: the table if it is not there yet, then a piece for each group of rows."""
+    types = ",\n".join(f"  {key} {_SQL_TYPES[type(value)]}" for key, value in columns.items())
+    yield f"CREATE TABLE IF NOT EXISTS {name} (\n{types}\n);\n\n"
+    for rows in groups:
+        piece = ""
+        for row in rows:
+            values = (str(value).replace("'", "''") for value in row.values())
+            quoted = ", ".join(f"'{value}'" for value in values)
+            piece += f"INSERT INTO {name} ({', '.join(columns)}) VALUES ({quoted});\n"  # noqa: S608  text for sqlite3, with quotes doubled
+        yield piece
 
 
 def csv_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]) -> Iterator[str]:
     """Rows of a CSV file, its header first."""
-    yield ",".join(_flat(setup, settings, _NOTHING)) + "\n"
-    for result in results:
-        text = io.StringIO()
-        csv.writer(text, quoting=csv.QUOTE_ALL, lineterminator="\n").writerow(_flat(setup, settings, result).values())
-        yield text.getvalue()
+    columns = flat(record(setup, settings, NOTHING))
+    return csv_table(columns, ((flat(record(setup, settings, each)),) for each in results))
 
 
 def sql_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]) -> Iterator[str]:
     """Statements for sqlite3: the table if it is not there yet, and a row for each case."""
-    columns = _flat(setup, settings, _NOTHING)
-    types = ",\n".join(f"  {key} {_SQL_TYPES[type(value)]}" for key, value in columns.items())
-    yield f"CREATE TABLE IF NOT EXISTS llama_bench (\n{types}\n);\n\n"
-    for result in results:
-        values = (str(value).replace("'", "''") for value in _flat(setup, settings, result).values())
-        quoted = ", ".join(f"'{value}'" for value in values)
-        yield f"INSERT INTO llama_bench ({', '.join(columns)}) VALUES ({quoted});\n"  # noqa: S608  text for sqlite3, with quotes doubled
-
-
-def _columns(setup: Setup, llama: LlamaOptions) -> list[tuple[_Column, str]]:
-    """Columns between the model's and the test's: always the backend, the rest where it differs from the default."""
-    local = "CPU" in setup.backend
-    default = LlamaOptions(model=llama.model)
-    rows = (
-        (True, _Column("backend", -10), setup.backend),
-        (not local, _Column("ngl", 3), str(llama.n_gpu_layers)),
-        (local or setup.threads != setup.default_threads, _Column("threads", 7), str(setup.threads)),
-        (llama.n_batch != default.n_batch, _Column("n_batch", 7), str(llama.n_batch)),
-        (llama.n_ubatch != default.n_ubatch, _Column("n_ubatch", 8), str(llama.n_ubatch)),
-        (llama.type_k != default.type_k, _Column("type_k", 6), llama.type_k),
-        (llama.type_v != default.type_v, _Column("type_v", 6), llama.type_v),
-        (llama.main_gpu != default.main_gpu, _Column("main_gpu", 10), str(llama.main_gpu)),
-        (llama.split_mode != default.split_mode, _Column("sm", 6), llama.split_mode),
-        (llama.flash_attn != default.flash_attn, _Column("fa", 2), str(int(_FLASH[llama.flash_attn]))),
-        (llama.devices is not None, _Column("dev", -12), "/".join(llama.devices or ()) or "none"),
-        (bool(llama.tensor_split), _Column("ts", -12), _split(llama.tensor_split)),
-        (bool(llama.tensor_overrides), _Column("ot", -21), ";".join(llama.tensor_overrides)),
-        (llama.mmap != default.mmap, _Column("mmap", 4), str(int(llama.mmap))),
-        (llama.repack != default.repack, _Column("repack", 10), str(int(llama.repack))),
-    )
-    return [(column, value) for shown, column, value in rows if shown]
-
-
-def _size(count: int) -> str:
-    return f"{count / 1024**2:.2f} MiB" if count < _GIB else f"{count / _GIB:.2f} GiB"
-
-
-def _params(count: int) -> str:
-    return f"{count / 1e6:.2f} M" if count < _BILLION else f"{count / 1e9:.2f} B"
+    columns = flat(record(setup, settings, NOTHING))
+    return sql_table("llama_bench", columns, ((flat(record(setup, settings, each)),) for each in results))
 
 
 def markdown_lines(setup: Setup, settings: BenchSettings, results: Iterator[Result]) -> Iterator[str]:
     """Lines of the Markdown table, each as soon as its case is measured, and the build below it."""
-    shared = [
-        (_Column("model", -30), setup.model_type),
-        (_Column("size", 10), _size(setup.model_size)),
-        (_Column("params", 10), _params(setup.model_n_params)),
-        *_columns(setup, settings.llama),
-    ]
-    test, speed = _Column("test", 15), _Column("t/s", 20)
-    columns = [*(column for column, _ in shared), test, speed]
-    names = "".join(column.cell(column.name) for column in columns)
-    yield f"|{names}\n|{''.join(column.rule() for column in columns)}\n"
+    table = Table([(setup, settings)], text=settings.llama.draft is not None)
+    yield table.header()
     for result in results:
-        rates = result.samples_ts
-        cells = [column.cell(value) for column, value in shared]
-        cells += [test.cell(result.case.name), speed.cell(f"{stats.mean(rates):.2f} ± {stats.deviation(rates):.2f}")]
-        yield "|" + "".join(cells) + "\n"
+        yield table.row(result)
     yield f"\nbuild: {setup.build} ({build_number(setup.build)})\n"
 
 

@@ -15,7 +15,7 @@ from wireherd.errors import UsageError
 from wireherd.llm.generate import GenerateOptions
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
+    from collections.abc import Callable, Sequence
 
     from wireherd.llm.session import LlmSession
 
@@ -78,8 +78,17 @@ def prompt_text(path: Path | str | None) -> str:
     return text
 
 
-def run_text(session: LlmSession, prompt: Sequence[int], count: int, *, speculate: bool = True) -> TextFigures:
+def run_text(
+    session: LlmSession,
+    prompt: Sequence[int],
+    count: int,
+    *,
+    speculate: bool = True,
+    on_token: Callable[[int], None] | None = None,
+) -> TextFigures:
     """Generate `count` tokens behind a prompt on an emptied context, with the session's drafter or without it.
+
+    `on_token` hears each token as soon as it is sampled.
 
     Raises:
         UsageError: prompt and answer do not fit the context.
@@ -90,7 +99,7 @@ def run_text(session: LlmSession, prompt: Sequence[int], count: int, *, speculat
             f"{len(prompt)} tokens of prompt and {count} to generate do not fit a context of {session.n_ctx}"
         )
     options = GenerateOptions(temperature=0.0, n_predict=count, ignore_eos=True, speculate=speculate, seed=0)
-    timings = session.generate(prompt, options).run().timings
+    timings = session.generate(prompt, options, on_token).run().timings
     return TextFigures(
         prompt_n=timings.prompt_n,
         prompt_ns=round(1e6 * timings.prompt_ms),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import argparse
 import itertools
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Final
 
-from wireherd.bench import profile, report
+from wireherd.bench import compare, compare_report, plot, profile, report
 from wireherd.bench.cases import (
     DEFAULT_GENERATED,
     DEFAULT_PROMPT,
@@ -16,14 +17,18 @@ from wireherd.bench.cases import (
     counts,
     pair,
 )
-from wireherd.bench.runner import Runner
-from wireherd.cli import options
+from wireherd.bench.runner import Runner, measure
+from wireherd.bench.text_runner import TextRunner
+from wireherd.cli import bench_flags, drafting, options
 from wireherd.cli.progress import bar
 from wireherd.errors import UsageError
 from wireherd.llm.interrupt import CtrlC
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
+
+    from wireherd.bench.bed import Bed
+    from wireherd.bench.compare import Side, Wanted
 
 _LONGEST_DELAY_S: Final = 86400
 
@@ -32,6 +37,7 @@ Measure a model here or over workers: llama-bench's cases (pp: a prompt at once,
 formats. Lists take ranges: 0-512+128, 1-64*2.
 
   wireherd bench -m model.gguf --rpc 10.0.0.2,10.0.0.3 -p 512 -n 128 -r 5
+  wireherd bench -m model.gguf --workers 2 -t 1 --link 0.5,1000 --compare split=layer,tensor
 """
 
 
@@ -69,9 +75,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
         "-r",
         "--repetitions",
         type=int,
-        default=DEFAULT_REPETITIONS,
         metavar="N",
-        help="runs of each case (%(default)s)",
+        help=f"runs of each case ({DEFAULT_REPETITIONS}; pairs of --compare: {compare.DEFAULT_PAIRS})",
     )
     group.add_argument("--no-warmup", action="store_true", help="measure from the first run on")
     group.add_argument("--delay", type=_seconds, default=0.0, metavar="SECONDS", help="rest between cases (none)")
@@ -86,6 +91,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     )
     options.add_compute(parser, context=False)  # it fits the longest case
     options.add_cluster(parser, measuring=True)
+    bench_flags.add_flags(parser)
+    drafting.add_draft(parser)
     options.add_library(parser)
     options.add_common(parser)
 
@@ -94,48 +101,91 @@ def main(args: argparse.Namespace) -> int:
     """Measure and print, each case as soon as it is done."""
     prompts, generated = counts(args.n_prompt), counts(args.n_gen)
     pairs, depths = tuple(map(pair, args.pg)), counts(args.n_depth)
-    if args.profile and (args.output != "md" or args.output_err):
-        raise UsageError("--profile prints text only: leave out -o")
+    if args.profile and (args.output != "md" or args.output_err or args.plot):
+        raise UsageError("--profile prints text only: leave out -o and --plot")
     if args.profile and (pairs or any(depths)):
         raise UsageError("--profile looks at generated tokens on an empty context: leave out -pg and -d")
+    wanted, site, bed = bench_flags.wanted(args), bench_flags.site(args), bench_flags.bed(args)
+    text = bench_flags.text(args)
+    if args.plot:
+        plot.check(args.plot)
     with bar() as progress:
         model = options.model_path(args, progress)
+        draft = drafting.draft_options(args, progress)
+    repetitions = args.repetitions
+    if repetitions is None:
+        repetitions = DEFAULT_REPETITIONS if wanted is None else compare.DEFAULT_PAIRS
     settings = BenchSettings(
-        llama=options.llama_options(args, model),
+        llama=replace(options.llama_options(args, model), draft=draft),
         prompts=prompts,
         generated=generated,
         pairs=pairs,
         depths=depths,
-        repetitions=args.repetitions,
+        repetitions=repetitions,
         warm_up=not args.no_warmup,
         delay_s=args.delay,
+        link="" if bed.link is None else str(bed.link),
     )
-    with CtrlC():
+    settings.check()
+    with CtrlC(on_exit=bed.kill), bed:
+        if wanted is not None:
+            sides = compare.sides(wanted, settings, site, (args.driver_a, args.driver_b))
+            _compare(wanted, sides, bed, text, args)
+            return 0
+        settings = replace(settings, llama=replace(settings.llama, rpc=bed.stand(site)))
         if args.profile:
             for part in _profile(settings):
                 sys.stdout.write(part)
                 sys.stdout.flush()
         else:
-            _measure(settings, args)
+            _measure(settings, text, args)
     return 0
 
 
-def _open(settings: BenchSettings) -> Runner:
+def _open(settings: BenchSettings, text: str = "") -> Runner:
     with bar() as progress:
-        return Runner(settings, progress)
+        return Runner(settings, progress, text)
 
 
-def _measure(settings: BenchSettings, args: argparse.Namespace) -> None:
-    with _open(settings) as runner:
-        results = runner.results(_tell) if args.progress else runner.results()
+def _measure(settings: BenchSettings, text: str, args: argparse.Namespace) -> None:
+    drafts = settings.llama.draft is not None
+    with _open(settings, text if drafts else "") as runner:
+        measured = TextRunner(runner, text, speculate=True) if drafts else runner
+        results, kept = itertools.tee(measure(measured, _tell if args.progress else _say_nothing))
         to_out, to_err = itertools.tee(results)
         setup = runner.setup()
         out = report.FORMATS[args.output](setup, settings, to_out)
         err = report.FORMATS[args.output_err](setup, settings, to_err) if args.output_err else iter(())
-        for out_part, err_part in itertools.zip_longest(out, err, fillvalue=""):
-            for stream, part in ((sys.stdout, out_part), (sys.stderr, err_part)):
-                stream.write(part)
-                stream.flush()
+        _print(out, err)
+        if args.plot:
+            plot.plot_results(args.plot, f"{setup.model_type}, {settings.link or setup.backend}", list(kept))
+
+
+def _compare(wanted: Wanted, sides: tuple[Side, Side], bed: Bed, text: str, args: argparse.Namespace) -> None:
+    with bar() as progress:
+        comparer = compare.Comparer(wanted, sides, bed, progress, text)
+    with comparer:
+        found, kept = itertools.tee(comparer.comparisons(_tell if args.progress else _say_nothing))
+        to_out, to_err = itertools.tee(found)
+        both = comparer.both()
+        out = compare_report.FORMATS[args.output](both, to_out)
+        err = compare_report.FORMATS[args.output_err](both, to_err) if args.output_err else iter(())
+        _print(out, err)
+        if args.plot:
+            title = f"{both.setup_b.model_type}, {wanted.key}: {wanted.b} over {wanted.a}"
+            link = both.settings_b.link
+            plot.plot_comparisons(args.plot, f"{title}, {link}" if link else title, list(kept))
+
+
+def _print(out: Iterator[str], err: Iterator[str]) -> None:
+    for out_part, err_part in itertools.zip_longest(out, err, fillvalue=""):
+        for stream, part in ((sys.stdout, out_part), (sys.stderr, err_part)):
+            stream.write(part)
+            stream.flush()
+
+
+def _say_nothing(_: str) -> None:
+    """Without --progress."""
 
 
 def _tell(line: str) -> None:

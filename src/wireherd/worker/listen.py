@@ -26,7 +26,7 @@ def open_listeners(settings: WorkerSettings) -> list[socket.socket]:
     """
     listeners: list[socket.socket] = []
     try:
-        for host in settings.hosts:
+        for host in settings.socket_hosts:
             listeners.append(open_listener(settings, host))  # noqa: PERF401 - what is open must be closed on failure
     except BaseException:
         close_listeners(listeners)

@@ -111,7 +111,7 @@ def test_silence_ends_in_time(alone, monkeypatch, sent):
 
 def test_a_peer_that_does_not_read_ends_in_time(alone, monkeypatch):
     monkeypatch.setattr(group, "SILENCE_S", 0.6)
-    member, peer = alone
+    member, _ = alone
     with pytest.raises(PeerLost, match=r"rank 1 \(addr1\) took nothing for"):
         reduce(member, 1 << 20, mask=1)
 

@@ -19,7 +19,8 @@ if TYPE_CHECKING:
 def add_in_order(parts: Sequence[NDArray[np.float32]], out: NDArray[np.float32]) -> None:
     """Put the sum of `parts`, in that order, into `out`, all f32[n].
 
-    Overflows and NaNs go through as they do in ggml. `out` may be one of the parts. The others may be overwritten too: they are scratch memory. No parts give zeros.
+    `out` may be one of the parts. The others may be overwritten too: they are scratch memory. No parts give zeros.
+    Overflows and NaNs go through, as they do in ggml.
     """
     if len(parts) == 2:
         np.add(parts[0], parts[1], out)

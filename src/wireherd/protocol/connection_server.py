@@ -112,7 +112,7 @@ class ServerConnection:
         expected = (self.sequence + 1) & SEQUENCE_MASK
         if sequence != expected:
             raise OutOfOrder(f"{command.name} came as number {sequence} where {expected} is due")
-        if command.feature and command.feature & ~self.features:
+        if command.feature and int(command.feature) & ~self.features:  # not as a flag: that takes longer than the rest
             raise UnknownCommand(f"{command.name} was not agreed")
         self.sequence = expected
 

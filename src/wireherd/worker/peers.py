@@ -43,13 +43,15 @@ class Permitted:
         ranges = settings.peers
         if ranges is None:
             ranges = _default_ranges(settings)
+        #: a socket's path means nothing to other machines, so only a client of this one has a reason to name it
+        self._paths = all(host.startswith("unix:") or is_loopback(host) for host in settings.hosts)
         self._networks = address_ranges(ranges)
         self._shown = ", ".join(ranges)
 
     def __call__(self, address: Address) -> str | None:
         """Why `address` must not be dialled; None if it may."""
         if address.scheme == "unix":
-            return None
+            return None if self._paths else "is a path, and this worker serves other machines"
         try:
             ip = ipaddress.ip_address(address.host.partition("%")[0])
         except ValueError:

@@ -101,6 +101,15 @@ def test_one_model_over_servers_of_several_versions(versions: tuple[str, ...], w
     assert all(worker["bytes_sent"] > 1_000_000 for worker in answer["workers"])
 
 
+def test_a_stock_client_of_another_version_is_told_of_in_the_workers_log(workers: Any, smollm: str) -> None:
+    """The client's own words name its server's version only; what to do about it stands in the worker's log."""
+    (worker,) = workers(1, "--protocol", "5.0")
+    with pytest.raises(AssertionError, match=r"mismatch"):
+        served("7", smollm, [worker.endpoint])
+    processes.wait_until(lambda: "answers as ggml RPC 5.0.0" in worker.errors(), 5, "a line in the worker's log")
+    assert "start the worker with --protocol and the client's version" in worker.errors()
+
+
 def test_a_stock_server_that_dies_is_one_sentence(smollm: str) -> None:
     with stock_server("5") as endpoint:
         pass

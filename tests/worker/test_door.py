@@ -318,7 +318,8 @@ def test_few_files_mean_few_connections(monkeypatch):
 
 @scenario()
 async def test_a_client_that_leaves_between_frames_is_not_worth_a_line(house, caplog):
-    _, writer = await house.visit()
+    reader, writer = await house.visit(frame(DEVICE_COUNT))
+    await reader.readexactly(12)
     writer.close()
     await wait_for(lambda: "left" in caplog.text)
     assert not [record for record in caplog.records if record.levelno > logging.DEBUG]
@@ -345,3 +346,30 @@ def test_the_door_closes_with_everyone_inside():
             assert await closed(early)
 
     asyncio.run(run())
+
+
+@pytest.mark.parametrize(
+    ("version", "greeting", "words"),
+    [
+        (NEWEST, frame(HELLO), ["older than 4.0", "answers as 8.0.0", "--protocol", "3.6", "8.0 (llama.cpp b11739)"]),
+        (Version(3, 6, 1), frame(HELLO, CAPS), ["4.0 or newer", "answers as 3.6.1", "--protocol", "8.0"]),
+        (NEWEST, frame(HELLO, CAPS), ["left", "ggml RPC 8.0.0", "--protocol", "llama.cpp b11739"]),
+        (Version(5, 0), frame(HELLO, CAPS), ["left", "ggml RPC 5.0.0", "--protocol", "8.0", "llama.cpp b10434"]),
+    ],
+    ids=["old", "new", "other", "older"],
+)
+def test_a_client_of_another_version_is_told_of_in_the_log(version, greeting, words, caplog):
+    """A stock client that hears another major version hangs up; its HELLO says only whether it is from 4.0 on."""
+
+    @scenario(protocol=version)
+    async def test(house, caplog):
+        reader, writer = await house.visit(greeting, hello=False)
+        if "left" in words:
+            await reader.readexactly(36)
+            writer.close()
+        await wait_for(lambda: any(record.levelno >= logging.INFO for record in caplog.records))
+
+    test(caplog)
+    (text,) = [record.getMessage() for record in caplog.records if record.levelno >= logging.INFO]
+    assert all(word in text for word in words), text
+    assert "\n" not in text

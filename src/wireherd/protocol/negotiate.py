@@ -7,10 +7,15 @@ from typing import TYPE_CHECKING, NamedTuple
 from wireherd.errors import RemoteProtocolError, VersionMismatch
 from wireherd.protocol.dialect import Dialect, dialect_for
 from wireherd.protocol.messages_herd import MAGIC, Purpose
+from wireherd.protocol.messages_stock import CONN_CAPS_SIZE
 from wireherd.protocol.version import EXTENSION, NEWEST, RELEASES, SUPPORTED, Version
 
 if TYPE_CHECKING:
     from wireherd.protocol.messages_herd import HerdHelloRequest
+
+
+#: first version whose HELLO brings something
+_GROWN = Version(4, 0)
 
 
 class Offer(NamedTuple):
@@ -67,6 +72,24 @@ def agree_features(request: HerdHelloRequest, features: int) -> int:
             f"run the same wireherd release on both"
         )
     return request.features & features
+
+
+def foreign_hello(size: int, version: Version) -> str:
+    """Say what a client is whose HELLO of `size` bytes is not that of `version`; empty where it is, or is none at all.
+
+    HELLO says no version, but it grew: nothing before 4.0, 24 bytes from then on.
+    """
+    if size == (CONN_CAPS_SIZE if version >= _GROWN else 0) or size not in {0, CONN_CAPS_SIZE}:
+        return ""
+    theirs, fit = ("older than 4.0", SUPPORTED[0]) if not size else ("4.0 or newer", NEWEST)
+    return f"the client speaks ggml RPC {theirs} and this worker answers as {version}: {way_out(fit, version)}"
+
+
+def way_out(fit: Version, version: Version) -> str:
+    """What to do about a client that does not speak the `version` of a worker; `fit` may be the client's."""
+    release = RELEASES.get(version.line)
+    here = f"start the worker with --protocol and the client's version, such as {fit.short}"
+    return here + (f", or use a client of {version.short} ({release})" if release else "")
 
 
 def _mismatch(local: Offer, remote: Offer) -> str:

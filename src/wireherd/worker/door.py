@@ -21,13 +21,22 @@ import sys
 from collections import OrderedDict
 from typing import TYPE_CHECKING, Final
 
-from wireherd.errors import FrameTooLarge, OutOfOrder, RemoteError, RemoteProtocolError, WireherdError
+from wireherd.errors import (
+    FrameTooLarge,
+    OutOfOrder,
+    RemoteError,
+    RemoteProtocolError,
+    VersionMismatch,
+    WireherdError,
+)
 from wireherd.obs.log import get_logger
 from wireherd.protocol.connection import ServerConnection
 from wireherd.protocol.dialect import opcode_name
 from wireherd.protocol.framing import STOCK_REQUEST, Frame
 from wireherd.protocol.messages_herd import MAGIC, HerdHelloRequest, Purpose
-from wireherd.protocol.table import Opcode
+from wireherd.protocol.negotiate import foreign_hello, way_out
+from wireherd.protocol.table import Opcode, State
+from wireherd.protocol.version import NEWEST, SUPPORTED
 from wireherd.worker.listen import spell_address
 
 if TYPE_CHECKING:
@@ -63,6 +72,8 @@ class _Visitor:
         self.owned = True
         self.late = False
         self.dropped = False
+        #: whether it said anything after HELLO
+        self.asked = False
 
     async def read(self, size: int, timeout_s: float, *, idle: bool = False) -> bytes:
         """Exactly `size` bytes in time; with `idle` the time runs from the first byte, and the stream may end before.
@@ -196,7 +207,7 @@ class Door:
                 visitor.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             await self._lead(visitor)
         except _LeftError:
-            log.debug("%s left", visitor.peer)
+            self._left(visitor)
         except (WireherdError, OSError) as error:
             log.info("%s refused: %s", visitor.peer, error)
         finally:
@@ -204,11 +215,25 @@ class Door:
             if visitor.owned:
                 visitor.sock.close()
 
+    def _left(self, visitor: _Visitor) -> None:
+        """A stock client of another version leaves when it hears ours; only here can its user learn what to do."""
+        if visitor.connection.state is State.NEW or visitor.asked:
+            log.debug("%s left", visitor.peer)
+            return
+        version = self._settings.protocol
+        log.info(
+            "%s left when it heard that this worker answers as ggml RPC %s: if it is a stock client of another "
+            "version, %s", visitor.peer, version, way_out(SUPPORTED[2] if version == NEWEST else NEWEST, version),
+        )  # fmt: skip
+
     async def _hello(self, visitor: _Visitor) -> None:
         timeout_s = self._settings.handshake_timeout_s
         frame = STOCK_REQUEST.unpack(await visitor.read(STOCK_REQUEST.size, timeout_s), 0)
         if frame.opcode != Opcode.HELLO:
             raise OutOfOrder(f"its first command is {opcode_name(frame.opcode)}, not HELLO")
+        foreign = foreign_hello(frame.size, self._settings.protocol)
+        if foreign:
+            raise VersionMismatch(foreign)
         visitor.connection.check(frame)
         visitor.connection.request(frame, await visitor.read(frame.size, timeout_s))
         reply = visitor.connection.reply(frame, visitor.connection.hello_response())
@@ -221,6 +246,7 @@ class Door:
             if visitor in self._visitors:
                 self._visitors.move_to_end(visitor)
             frame = STOCK_REQUEST.unpack(await visitor.read(STOCK_REQUEST.size, timeout_s, idle=True), 0)
+            visitor.asked = True
             stateless = self._expect(visitor, frame)
             payload = await visitor.read(frame.size, timeout_s) if frame.size else b""
             if not stateless:

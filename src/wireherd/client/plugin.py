@@ -160,6 +160,7 @@ class Cluster:
                 endpoint.ping()
             except WorkerError as error:
                 endpoint.fail(error)
+                self.check()  # who is at fault may be another one
                 raise
 
     def stats(self) -> list[WorkerStats]:

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from support import processes
 
 START_TIMEOUT_S = 60.0
-_READY = re.compile(r"listening on (unix:[^\s,]+|\S+:\d+)")
+_READY = re.compile(r"listening on ((?:unix|device):[^\s,]+|\S+:\d+)")
 
 
 class ServerProcess:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from wireherd.errors import ConnectError, PeerClosed
-from wireherd.transport import Address, connect, listen, memory, tcp
+from wireherd.transport import Address, connect, device, listen, memory, tcp
 from wireherd.transport.sockets import PortableStream
 
 if TYPE_CHECKING:
@@ -91,12 +91,16 @@ def device_ends(kind: str) -> Iterator[tuple[str, str]]:
         try:
             yield os.ttyname(near), f"/dev/fd/{far}"
         finally:
+            device.close_links()  # the names come back as those of other devices
             os.close(near)
             os.close(far)
         return
     one, other = socket.socketpair()
     with one, other:
-        yield f"/dev/fd/{one.fileno()}", f"/dev/fd/{other.fileno()}"
+        try:
+            yield f"/dev/fd/{one.fileno()}", f"/dev/fd/{other.fileno()}"
+        finally:
+            device.close_links()
 
 
 def memory_pair(capacity: int = memory.CAPACITY) -> tuple[Stream, Stream]:

@@ -133,8 +133,8 @@ class DeviceListener(Listener):
 
 
 @atexit.register
-def _close_links() -> None:
-    """Tell the workers, as the end of a process closes sockets: a device does not."""
+def close_links() -> None:
+    """End every link that this process began, and give the devices back: the end of a process tells nobody by itself."""
     with _links_lock:
         links = list(_links.values())
         _links.clear()

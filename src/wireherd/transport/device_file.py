@@ -97,7 +97,8 @@ class DeviceFile:
         import tty  # noqa: PLC0415
 
         try:
-            self._before = termios.tcgetattr(self._descriptor)
+            if not self.given:  # its giver knows what it is for; the two ends of a pseudo-terminal share their modes
+                self._before = termios.tcgetattr(self._descriptor)
             tty.setraw(self._descriptor, termios.TCSANOW)
             mode = termios.tcgetattr(self._descriptor)
             mode[2] |= termios.CLOCAL | termios.CREAD  # no carrier is waited for

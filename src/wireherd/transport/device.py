@@ -134,7 +134,7 @@ class DeviceListener(Listener):
 
 @atexit.register
 def close_links() -> None:
-    """End every link that this process began, and give the devices back: the end of a process tells nobody by itself."""
+    """End every link that this process began and give the devices back; the end of a process tells nobody by itself."""
     with _links_lock:
         links = list(_links.values())
         _links.clear()

@@ -262,8 +262,6 @@ class Link:
 
     def _say_goodbye(self) -> None:
         if self._epoch:
-            for number in self._channels:
-                self._send(Kind.RESET, number)
             self._send(Kind.BYE)
         end = time.monotonic() + _LAST_S
         with contextlib.suppress(DeviceGone):
@@ -435,10 +433,13 @@ class ClientLink(Link):
     def _tidy(self) -> None:
         self._empty_since = time.monotonic()
 
-    def _ended(self, reason: str, gone: DeviceGone | None) -> None:
-        del gone
-        with self._changed:
+    def _lose(self, reason: str, gone: DeviceGone | None) -> None:
+        with self._changed:  # first, so that who sees a connection end does not open the next one here
             self._stopping = True
             if self.over is None:
                 self.over = reason
             self._changed.notify_all()
+        super()._lose(reason, gone)
+
+    def _ended(self, reason: str, gone: DeviceGone | None) -> None:
+        """Nothing is left to do."""

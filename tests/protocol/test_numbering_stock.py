@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from stock import numbers
+from stock import library_numbers
 from stock.get_stock import stock
 from wireherd.protocol.numbering import STOCK_NUMBERING, Numbering
 from wireherd.protocol.version import Version
@@ -26,6 +26,6 @@ LIBRARIES = {
 def test_a_peers_own_names(version: str) -> None:
     table = STOCK_NUMBERING[Version.parse(version)]
     library = max(stock(version[0]).glob(LIBRARIES[version]))
-    command = [sys.executable, numbers.__file__, str(library), *(str(len(row)) for row in table)]
+    command = [sys.executable, library_numbers.__file__, str(library), *(str(len(row)) for row in table)]
     done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=30)
     assert Numbering.of(*json.loads(done.stdout)) == table

@@ -1,6 +1,6 @@
 """How a ggml library numbers operations, activations and types, as JSON; in a process of its own.
 
-numbers.py LIBRARY OPS UNARY GLU TYPES      how many names of each kind
+library_numbers.py LIBRARY OPS UNARY GLU TYPES      how many names of each kind
 """
 
 from __future__ import annotations

@@ -19,11 +19,12 @@ if TYPE_CHECKING:
 
     from wireherd.llm.session import LlmSession
 
-#: text that repeats itself as code and tables do; a model goes on in the same manner
-REPETITIVE: Final = "".join(
-    f"def get_{name}(self):\n    return self.values['{name}']\n\ndef set_{name}(self, value):\n"
-    f"    self.values['{name}'] = value\n    self.changed('{name}')\n\n"
-    for name in ("width", "height", "depth", "weight", "color", "price", "owner", "label")
+#: text that repeats itself as tables, logs and code under edit do; a model goes on in the same manner
+REPETITIVE: Final = 5 * (
+    "## Morning round\n"
+    "- open the valve, wait for the pump, read the pressure and write it down\n"
+    "- close the valve, stop the pump, read the level and write it down\n"
+    "- lock the door, switch off the light and hand over the key\n\n"
 )
 
 

@@ -12,7 +12,7 @@ A draft that was drawn is kept or replaced by `SessionSampler.verify`.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from wireherd.errors import UsageError
 from wireherd.llm.draft import DraftModel, draft_llama_options
@@ -28,10 +28,6 @@ if TYPE_CHECKING:
     from wireherd.llm.options import LlamaOptions
     from wireherd.llm.sampler import SessionSampler
     from wireherd.llm.session import LlmSession
-
-#: sizes of the batches that workers are sent: libllama builds a new graph whenever the size changes, and a new graph
-#: is sent whole, so a few sizes must do
-_SIZES: Final = (1, 2, 3, 5, 9, 17, 33, 65, 129, 257, 513, 1025)
 
 
 def make_drafter(
@@ -106,7 +102,6 @@ class Speculation:
         self._sampler = sampler
         self._timings = timings
         self._ignore_eos = ignore_eos
-        self._size = 1
 
     def next(self, text: Sequence[int], most: int) -> list[int]:
         """Decode the last token of a text with a draft behind it, and choose."""
@@ -114,10 +109,9 @@ class Speculation:
         room = min(session.n_ctx - session.n_past, session.context.n_batch, session.context.n_ubatch)
         draft = self._drafter.propose(text, min(most, room) - 1) if min(most, room) > 1 else Draft()
         batch = [text[-1], *draft.tokens]
-        padding = self._padding(len(batch), room)
-        session.decode(batch + batch[-1:] * padding, outputs="all")
+        session.decode(batch, outputs="all")
         chosen = self._verify(draft)
-        session.take_back(len(batch) + padding - len(chosen))
+        session.take_back(len(batch) - len(chosen))
         if draft.tokens:
             # each chosen token but the last was drafted, and the last too if the answer ends with it
             accepted = sum(mine == theirs for mine, theirs in zip(chosen, draft.tokens, strict=False))
@@ -140,11 +134,3 @@ class Speculation:
                 return chosen
             if self._session.is_eog(token) and not self._ignore_eos:
                 return chosen
-
-    def _padding(self, count: int, room: int) -> int:
-        """Tokens to add to a batch for a size that the workers have a graph of."""
-        if self._session.cluster is None:
-            return 0  # a graph that is only built here costs less than a token
-        if not count <= self._size <= 2 * count or self._size > room:
-            self._size = min(next((size for size in _SIZES if size >= count), count), max(room, count))
-        return self._size - count

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import time
 
 import numpy as np
 import pytest
@@ -82,19 +83,44 @@ def test_unknown_commands_and_data_nobody_expects(worker):
         worker.sink(Opcode.GET_TENSOR, DeviceCountRequest(), 10)
 
 
-def test_collectives_are_refused(worker):
-    with pytest.raises(NotAllowed, match="collectives"):
+def test_our_own_clients_form_no_stock_pairs(worker):
+    with pytest.raises(NotAllowed, match="groups, not pairs"):
         do(worker, Opcode.COMM_INIT, CommInitRequest(0, 0, 2, 1, bytes(64)))
     with pytest.raises(NotAllowed):
         do(worker, Opcode.COMM_FREE, CommFreeRequest(0))
 
 
-def test_a_stock_client_is_told_no_and_can_go_on():
+@pytest.mark.parametrize(
+    ("rank", "world", "port", "host"),
+    [
+        (0, 2, 51052, b"x"),  # the client came from nowhere, so there is no address to listen at
+        (0, 3, 51052, b"x"),
+        (2, 2, 51052, b"127.0.0.1"),
+        (1, 2, 51052, b"8.8.8.8"),
+        (1, 2, 51052, b"example.com"),
+        (1, 2, 80, b"127.0.0.1"),
+        (1, 2, 1 << 20, b"127.0.0.1"),
+        (1, 2, 51052, bytes(range(1, 65))),
+    ],
+)
+def test_a_stock_client_that_asks_for_an_unsafe_pair_is_told_no_and_can_go_on(rank, world, port, host):
     dispatcher = Dispatcher(ggml.load(), WorkerSettings(threads=1), dialect_for(Version(8, 0)))
-    assert do(dispatcher, Opcode.COMM_INIT, CommInitRequest(0, 0, 2, 1, bytes(64))).ok == 0
+    request = CommInitRequest(0, rank, world, port, host.ljust(64, b"\0"))
+    begun = time.monotonic()
+    assert do(dispatcher, Opcode.COMM_INIT, request).ok == 0
+    assert time.monotonic() - begun < 1
     assert do(dispatcher, Opcode.COMM_FREE, CommFreeRequest(0)) is None
-    with pytest.raises(NotAllowed):
+    with pytest.raises(BadRequest):
         do(dispatcher, Opcode.COMM_ALLREDUCE, CommAllreduceRequest(0, bytes(296)))
+    dispatcher.close()
+
+
+def test_a_worker_listens_for_a_pair_at_its_own_port_only():
+    dispatcher = Dispatcher(ggml.load(), WorkerSettings(threads=1), dialect_for(Version(8, 0)))
+    dispatcher.state.addresses = ("127.0.0.1:50052",)
+    assert do(dispatcher, Opcode.COMM_INIT, CommInitRequest(0, 0, 2, 22, b"127.0.0.1".ljust(64, b"\0"))).ok == 0
+    dispatcher.state.addresses = ("127.0.0.1:65000",)
+    assert do(dispatcher, Opcode.COMM_INIT, CommInitRequest(0, 0, 2, 66000, b"127.0.0.1".ljust(64, b"\0"))).ok == 0
     dispatcher.close()
 
 

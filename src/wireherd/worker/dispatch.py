@@ -21,7 +21,6 @@ from wireherd.protocol.messages_herd import (
     PingResponse,
     Purpose,
 )
-from wireherd.protocol.messages_stock import CommFreeRequest, CommInitRequest, CommInitResponse
 from wireherd.protocol.negotiate import agree_features
 from wireherd.protocol.table import COMMANDS, Opcode
 from wireherd.worker.handlers import buffer, device, graph, peer, tensor
@@ -40,8 +39,6 @@ if TYPE_CHECKING:
 
 #: bytes a client may have in flight; a large tensor's upload must not wait for its own start to be taken
 WINDOW: Final = 64 << 20
-#: collectives come with workers that trust each other; until then they would open ports at a stranger's word
-_REFUSED: Final = (Opcode.COMM_INIT, Opcode.COMM_ALLREDUCE, Opcode.COMM_FREE)
 
 
 class Dispatcher:
@@ -69,7 +66,6 @@ class Dispatcher:
         self.state.speak(dialect)
         self._handlers: dict[int, Callable[[Any], Any]] = {
             **{opcode: partial(handler, self.state) for opcode, handler in _HANDLERS.items()},
-            **dict.fromkeys(_REFUSED, self._no_collectives),
             Opcode.PING: _pong,
             Opcode.CANCEL: self._cancel,
             Opcode.HERD_HELLO: self._herd_hello,
@@ -127,15 +123,6 @@ class Dispatcher:
     def close(self) -> None:
         """Give all memory back."""
         self.state.close()
-
-    def _no_collectives(self, message: Message) -> CommInitResponse | None:
-        """Refuse. A stock client takes a no to COMM_INIT and reduces by itself; any other refusal would end it."""
-        if not self.state.herd:
-            if isinstance(message, CommInitRequest):
-                return CommInitResponse(0)
-            if isinstance(message, CommFreeRequest):
-                return None
-        raise NotAllowed(f"this worker does not take part in collectives ({type(message).__name__})")
 
     def _cancel(self, message: Message) -> None:
         del message

@@ -18,6 +18,7 @@ from wireherd.worker.scratch import Scratch
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from wireherd.collective.pair import Pair
     from wireherd.ggml import Library
     from wireherd.protocol.dialect import Dialect
     from wireherd.worker.settings import WorkerSettings
@@ -45,6 +46,8 @@ class State:
         self.graphs = Graphs(lib, self.types, table, self.buffers)
         self.scratch = Scratch()
         self.groups = Groups()
+        #: the link to one other server that a stock client asked for
+        self.pair: Pair | None = None
         self.permitted = Permitted(settings)
         #: where other workers reach this one; the session knows once it has its client's stream
         self.addresses: tuple[str, ...] = ()
@@ -89,10 +92,19 @@ class State:
         self.graphs.cancelled = True
         self.devices.stop()
         self.groups.stop()
+        if self.pair is not None:
+            self.pair.shutdown()
+
+    def leave_pair(self) -> None:
+        """End the link to the other server, if there is one."""
+        if self.pair is not None:
+            self.pair.close()
+            self.pair = None
 
     def close(self) -> None:
         """Give everything back."""
         self.groups.close_all()
+        self.leave_pair()
         self.graphs.close()
         self.buffers.close()
         self.devices.close()

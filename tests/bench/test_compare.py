@@ -277,3 +277,18 @@ def test_usage_errors_are_one_sentence(capsys, tiny_model, flags):
     code, out, err = run(capsys, "-m", tiny_model, "-p", "1", "-n", "0", *flags)
     assert (code, out) == (2, ""), err
     assert len(err.strip().splitlines()) == 1
+
+
+def test_a_link_lies_between_workers_too(capsys, tiny_model):
+    code, out, err = run(
+        capsys,
+        *("-m", tiny_model, "--workers", "2", "-t", "1", "-p", "0", "-n", "3", "-r", "2", "--link", "5"),
+        *("--compare", "split=layer,tensor", "-o", "json"),
+    )
+    assert code == 0, err
+    (row,) = json.loads(out)
+    tensor = row["b"]
+    assert tensor["split_mode"] == "tensor"
+    assert tensor["round_trips_per_token"] <= 2, "the client waits for logits only, of both at once"
+    # two layers are four sums of parts that come from the other worker, and the logits go there and back
+    assert all(ns > 3 * (4 + 2) * 5_000_000 for ns in tensor["samples_ns"])

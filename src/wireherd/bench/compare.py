@@ -61,15 +61,26 @@ _CHOICES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What `--compare` asks for: a key and its two values."""
+    """What `--compare` asks for: a key and its two values, and what they are called where that says more."""
 
     key: str
     a: str
     b: str
+    names: tuple[str, str] = ("", "")
+
+    @property
+    def name_a(self) -> str:
+        """What the first mode is called."""
+        return self.names[0] or self.a
+
+    @property
+    def name_b(self) -> str:
+        """What the second mode is called."""
+        return self.names[1] or self.b
 
     @classmethod
-    def parse(cls, text: str) -> Wanted:
-        """Parse KEY=A,B; the lists of `rpc=` are parted by a semicolon.
+    def parse(cls, text: str, names: str | None = None) -> Wanted:
+        """Parse KEY=A,B; the lists of `rpc=` are parted by a semicolon. `names` are two with a comma between them.
 
         Raises:
             UsageError: an unknown key, or values it does not have.
@@ -83,7 +94,10 @@ class Wanted:
         for value in values:
             if not _valid(key, value):
                 raise UsageError(f"--compare {text!r}: {value!r} is no value of {key}: write it as {key}={KEYS[key]}")
-        return cls(key, *values)
+        called = tuple(name.strip() for name in names.split(",")) if names is not None else ("", "")
+        if len(called) != 2 or (names is not None and not all(called)):
+            raise UsageError(f"--names {names!r} are not two names with a comma between them")
+        return cls(key, values[0], values[1], (called[0], called[1]))
 
 
 def _valid(key: str, value: str) -> bool:
@@ -248,7 +262,7 @@ class Comparer:
             yield self._compare(case, settings, label, tell)
 
     def _compare(self, case: Case, settings: BenchSettings, label: str, tell: Callable[[str], object]) -> Comparison:
-        names = (self.wanted.a, self.wanted.b)
+        names = (self.wanted.name_a, self.wanted.name_b)
         both = (self.a, self.b)
         if settings.warm_up:
             for side, name in zip(both, names, strict=True):

@@ -26,8 +26,8 @@ def comparison_record(both: Both, found: Comparison) -> dict[str, object]:
     interval = found.interval
     return {
         "compare": found.wanted.key,
-        "mode_a": found.wanted.a,
-        "mode_b": found.wanted.b,
+        "mode_a": found.wanted.name_a,
+        "mode_b": found.wanted.name_b,
         "test": found.case.name,
         "a": record(both.setup_a, both.settings_a, found.a),
         "b": record(both.setup_b, both.settings_b, found.b),
@@ -44,7 +44,7 @@ def _rows(both: Both, found: Comparison) -> Iterator[dict[str, str | int | float
     """Both modes for a table of a database."""
     whole = comparison_record(both, found)
     shared = {name: whole[name] for name in ("ratio", "ratio_min", "ratio_max", "interval_covers", "pairs")}
-    for row, mode in (("a", found.wanted.a), ("b", found.wanted.b)):
+    for row, mode in (("a", found.wanted.name_a), ("b", found.wanted.name_b)):
         values = whole[row]
         if isinstance(values, dict):
             yield flat(values | {"compare": found.wanted.key, "compare_mode": mode} | shared)
@@ -84,7 +84,7 @@ def _markdown_lines(both: Both, found: Iterator[Comparison]) -> Iterator[str]:
     """One table: a's row, then b's with the ratio."""
     sides = [(both.setup_a, both.settings_a), (both.setup_b, both.settings_b)]
     wanted = both.wanted
-    mode = Column(wanted.key, -max(len(wanted.key), len(wanted.a), len(wanted.b), 6))
+    mode = Column(wanted.key, -max(len(wanted.key), len(wanted.name_a), len(wanted.name_b), 6))
     covers = stats.median_interval([1.0] * both.settings_a.repetitions).covers
     more = (Column("b/a", 6), Column(f"{math.floor(100 * covers)} % interval", 15))
     table = Table(sides, mode=mode, more=more, text=wanted.key == "draft")
@@ -92,7 +92,9 @@ def _markdown_lines(both: Both, found: Iterator[Comparison]) -> Iterator[str]:
     for each in found:
         interval = each.interval
         spread = f"{interval.low:.3f} - {interval.high:.3f}"
-        yield table.row(each.a, 0, wanted.a, ("", "")) + table.row(each.b, 1, wanted.b, (f"{each.ratio:.3f}", spread))
+        yield table.row(each.a, 0, wanted.name_a, ("", "")) + table.row(
+            each.b, 1, wanted.name_b, (f"{each.ratio:.3f}", spread)
+        )
     builds = dict.fromkeys((both.setup_a.build, both.setup_b.build))
     yield "\nbuild: " + ", ".join(f"{build} ({build_number(build)})" for build in builds) + "\n"
 

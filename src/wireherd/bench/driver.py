@@ -111,7 +111,7 @@ class Driver:
         taken = self._answer().get("ns")
         if not isinstance(taken, int) or taken <= 0:
             raise DriverError(f"{self.name} measured {case.name} without a time")
-        return Sample(taken, Traffic(workers=len(self.settings.llama.rpc)))
+        return Sample(taken, Traffic(workers=len(self.settings.llama.rpc), known=False))
 
     def _answer(self) -> Mapping[str, Any]:
         pipe = self._process.stdout

@@ -75,7 +75,7 @@ def plot_comparisons(path: Path, title: str, found: Sequence[Comparison]) -> Non
         axes.plot(each.ratios, [name] * len(each.ratios), ".", color="black", alpha=0.4)
     axes.axvline(1.0, color="black", linewidth=0.8)
     wanted = found[0].wanted if found else None
-    what = f"{wanted.b} over {wanted.a}" if wanted else "ratio"
+    what = f"{wanted.name_b} over {wanted.name_a}" if wanted else "ratio"
     axes.set_xlabel(f"tokens a second, {what}: median of the pairs, its interval, all pairs")
     _finish(path, title, figure, axes)
 

@@ -110,6 +110,8 @@ def flat(row: Mapping[str, object]) -> dict[str, str | int | float]:
         if isinstance(value, list):
             if not key.startswith("samples_"):
                 found[key] = ",".join(map(str, value))
+        elif value is None:
+            found[key] = ""
         else:
             found[key] = value if isinstance(value, float) else int(value) if isinstance(value, int) else str(value)
     return found

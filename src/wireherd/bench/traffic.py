@@ -44,6 +44,7 @@ class Traffic:
         graphs_sent: graphs that went out whole; `graphs_rerun` that a worker was told to run again.
         graph_cache_hits: graphs run again out of a cache, by uid or by content.
         graph_cache_resets: times a full cache was emptied.
+        known: whether anybody counted: another program in our place does not.
     """
 
     workers: int = 0
@@ -55,6 +56,7 @@ class Traffic:
     graphs_rerun: int = 0
     graph_cache_hits: int = 0
     graph_cache_resets: int = 0
+    known: bool = True
 
     @classmethod
     def of(cls, workers: Sequence[Mapping[str, Any]]) -> Traffic:
@@ -69,11 +71,12 @@ class Traffic:
     def __add__(self, other: Traffic) -> Traffic:
         """Both; the workers are the same."""
         named = self if self.workers else other
-        return Traffic(named.workers, named.protocol, *(getattr(self, name) + getattr(other, name) for name in _COUNTS))
+        counts = {name: getattr(self, name) + getattr(other, name) for name in _COUNTS}
+        return Traffic(named.workers, named.protocol, known=self.known and other.known, **counts)
 
     def record(self, tokens: int) -> dict[str, object]:
-        """Own keys of a row that measured so many tokens."""
-        return {
+        """Own keys of a row that measured so many tokens; None where nobody counted."""
+        found: dict[str, object] = {
             "workers": self.workers,
             "protocol": self.protocol,
             "round_trips_per_token": round(self.round_trips / tokens, 4),
@@ -84,6 +87,7 @@ class Traffic:
             "graph_cache_hits_per_token": round(self.graph_cache_hits / tokens, 4),
             "graph_cache_resets": self.graph_cache_resets,
         }
+        return found if self.known else dict.fromkeys(found) | {"workers": self.workers}
 
     def cells(self, tokens: int) -> list[str]:
         """The same for the table, as in `COLUMNS`."""
@@ -95,6 +99,8 @@ class Traffic:
             self.graphs_rerun,
             self.graph_cache_hits,
         )
+        if not self.known:
+            return [str(self.workers), *[""] * (1 + len(counted))]
         return [str(self.workers), self.protocol, *(_short(count / tokens) for count in counted)]
 
 

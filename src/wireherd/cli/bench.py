@@ -172,7 +172,7 @@ def _compare(wanted: Wanted, sides: tuple[Side, Side], bed: Bed, text: str, args
         err = compare_report.FORMATS[args.output_err](both, to_err) if args.output_err else iter(())
         _print(out, err)
         if args.plot:
-            title = f"{both.setup_b.model_type}, {wanted.key}: {wanted.b} over {wanted.a}"
+            title = f"{both.setup_b.model_type}, {wanted.key}: {wanted.name_b} over {wanted.name_a}"
             link = both.settings_b.link
             plot.plot_comparisons(args.plot, f"{title}, {link}" if link else title, list(kept))
 

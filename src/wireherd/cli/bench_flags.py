@@ -36,6 +36,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("comparing and drawing")
     keys = "; ".join(f"{key}={example}" for key, example in compare.KEYS.items())
     group.add_argument("--compare", metavar="KEY=A,B", help=f"alternate two modes, -r pairs (default 9): {keys}")
+    group.add_argument("--names", metavar="A,B", help="what the two are called (default: their values)")
     for side in ("a", "b"):
         group.add_argument(
             f"--driver-{side}", default="", metavar="COMMAND",
@@ -91,12 +92,12 @@ def wanted(args: argparse.Namespace) -> Wanted | None:
         UsageError: no such comparison.
     """
     if args.compare is None:
-        if args.driver_a or args.driver_b:
-            raise UsageError("--driver-a and --driver-b are sides of a comparison: give --compare")
+        if args.driver_a or args.driver_b or args.names is not None:
+            raise UsageError("--driver-a, --driver-b and --names are for a comparison: give --compare")
         return None
     if args.profile:
         raise UsageError("--profile looks at one mode: leave out --compare")
-    return compare.Wanted.parse(args.compare)
+    return compare.Wanted.parse(args.compare, args.names)
 
 
 def text(args: argparse.Namespace) -> str:

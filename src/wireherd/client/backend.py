@@ -105,7 +105,7 @@ class RemoteBackends:
         endpoint.refusal = None  # whatever was refused, libllama found a way without it
         uid = memory.read_u64(graph + GraphOffset.UID)
         with endpoint.lock:  # what the worker holds follows from the order of what is sent
-            name = self._names.get(uid, uid)
+            name = self._names.get(uid, 0) if self._graphs.by_content else uid
             if self._graphs.again(name):
                 self._rerun(name)
             else:

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Final, TypeAlias
 
 from wireherd import config
 from wireherd.errors import UsageError
-from wireherd.protocol.kept import MAX_GRAPHS
+from wireherd.protocol.kept import HERD_GRAPH_BYTES, MAX_GRAPHS
 from wireherd.protocol.version import NEWEST, SUPPORTED, Version
 from wireherd.transport import Address
 
@@ -51,6 +51,7 @@ class WorkerSettings:
         max_sessions: session processes at the same time; further clients wait.
         max_connections: connections that have no session yet; beyond it the one idle longest is dropped.
         graph_cache_limit: most graphs kept for a client on each device, whatever it asks for; 0 keeps none.
+        graph_cache_bytes: bytes of records of those graphs; rebuilt they take up to twice as much.
         handshake_timeout_s: seconds within which a frame that has begun, or the first HELLO, must be complete.
     """
 
@@ -71,6 +72,7 @@ class WorkerSettings:
     max_sessions: int = 64
     max_connections: int = 1024
     graph_cache_limit: int = DEFAULT_GRAPH_CACHE
+    graph_cache_bytes: int = HERD_GRAPH_BYTES
     handshake_timeout_s: float = 5.0
 
     def check(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any, Final
 
 from wireherd.errors import BadRequest
-from wireherd.protocol.kept import HERD_GRAPH_BYTES, Policy, Rule
+from wireherd.protocol.kept import Policy, Rule
 from wireherd.protocol.messages_graph import (
     GraphCacheSizeRequest,
     GraphCacheSizeResponse,
@@ -31,7 +31,8 @@ def graph_cache_size(state: State, message: GraphCacheSizeRequest) -> GraphCache
     policy = _POLICIES.get(message.policy)
     if policy is None:
         raise BadRequest(f"a graph cache has no policy {message.policy}")
-    rule = Rule(min(message.count, state.settings.graph_cache_limit), HERD_GRAPH_BYTES, policy)
+    settings = state.settings
+    rule = Rule(min(message.count, settings.graph_cache_limit), settings.graph_cache_bytes, policy)
     state.graphs.agree(rule)
     return GraphCacheSizeResponse(rule.graphs, rule.nbytes)
 

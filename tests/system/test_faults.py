@@ -127,6 +127,17 @@ def test_killed_during_load(kill: Callable[[Worker], None], workers: Any, client
 
 
 @pytest.mark.parametrize("kill", killers())
+def test_killed_within_a_group(kill: Callable[[Worker], None], workers: Any, client: Any, smollm: str) -> None:
+    """With every layer split: the worker that died is named, not one that waits for its part of a sum."""
+    herd = workers(3)
+    rpc = [worker.endpoint for worker in herd]
+    running = client(smollm, rpc, "-sm", "tensor", "-p", "Once upon a time", "-n", "400", "--ignore-eos")
+    processes.wait_until(lambda: len(running.text) > 20, 60, "text comes")
+    kill(herd[1])
+    check(running.ended(NOTICED_S), herd[1])
+
+
+@pytest.mark.parametrize("kill", killers())
 def test_killed_during_the_prompt(kill: Callable[[Worker], None], workers: Any, client: Any, smollm: str) -> None:
     first, second = workers(2)
     idle = processes.cpu_seconds(second.pid)

@@ -355,3 +355,19 @@ def test_no_record_breaks_the_checks(data):
 @functools.cache
 def shared():
     return herd_dispatcher()
+
+
+def test_views_of_what_lies_elsewhere_run_only_where_nothing_needs_them(worker, build):
+    """Libllama leaves such views in a graph behind a copy, when weights and cache of a layer are on two devices."""
+    left = build.tensor("f32", 4, 3)
+    shown = build.call("ggml_view_1d", left, I64(4), SIZE(0))
+    needed = build.call("ggml_silu", shown)
+    other = build.call("ggml_silu", build.tensor("f32", 4))
+    for results in ([shown, needed], [shown, other]):
+        wire = Wire(results, worker)
+        for pointer in (left, shown):
+            wire.row(pointer)["buffer"] = wire.row(pointer)["data"] = 0
+        if needed in results:
+            refused(worker, wire, BadGraph, "without memory")
+        else:
+            do(worker, 10, wire.compute(1))

@@ -253,12 +253,17 @@ class Graphs:
         if self._narrow:
             validate.repair_strides(chosen.rows, self._types)
         columns = self._buffers.columns()
-        graph = validate.measure(chosen, self._types, columns, compute_flag=self._compute_flag)
+        graph = validate.measure(
+            chosen,
+            self._types,
+            columns,
+            compute_flag=self._compute_flag,
+            views=self._table.views,
+            device=device,
+        )
         verdict = validate.judge(graph.rows, graph.n_nodes, graph.source, graph.facts, self._table)
         if verdict.error is not None:
             raise verdict.error
-        if any(buffer.device is not device for buffer in graph.touched):
-            raise BadGraph("a graph uses buffers of another device than it runs on")
         checks = indices.plan(graph, verdict.groups, self._table)
         try:
             return self._assemble(device, uid, graph, checks)

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from wireherd.worker.buffers import Buffer, Columns
+    from wireherd.worker.devices import Device
     from wireherd.worker.facts import Bools, Ints
     from wireherd.worker.ops import OpTable
 
@@ -185,17 +186,24 @@ def _refuse(rows: NDArray[Any], bad: Bools, error: type[RemoteError], what: str)
         raise error(f"{_label(rows, int(np.flatnonzero(bad)[0]))} {what}")
 
 
-def measure(chosen: Selection, types: Types, columns: Columns, *, compute_flag: bool) -> Checked:
+def measure(
+    chosen: Selection, types: Types, columns: Columns, *, compute_flag: bool, views: frozenset[int], device: Device
+) -> Checked:
     """Check every tensor of a graph by itself, and find its memory.
+
+    A node that only renames memory may show what lies elsewhere, as long as nothing that runs needs it: where weights
+    are put on another device than the cache of their layer, libllama leaves such views in the graph behind a copy.
 
     Args:
         chosen: what `select` kept, types and ops in the library's numbers; its rows are changed in place.
         types: the library's types.
         columns: the session's buffers.
         compute_flag: whether the peer's ggml marks the nodes that are to run; if not, all are.
+        views: the ops that only rename memory.
+        device: where the graph is to run; what lies on another device counts as lying elsewhere.
 
     Raises:
-        BadGraph: impossible type, sizes or strides; an unplaced tensor that a running node needs.
+        BadGraph: impossible type, sizes or strides; a running node needs a tensor that lies nowhere or elsewhere.
         NoSuchBuffer: a buffer that is not this session's.
         OutOfBounds: a tensor that does not lie wholly in its buffer, or a view that leaves what it shows.
     """
@@ -204,6 +212,9 @@ def measure(chosen: Selection, types: Types, columns: Columns, *, compute_flag: 
     if not compute_flag:
         rows["flags"][:n_nodes] |= COMPUTE
     placed, owner = _owners(rows, columns)
+    away = np.array([buffer.device is not device for buffer in columns.buffers], np.bool_)
+    foreign = placed & _of(away, owner)
+    placed, owner = placed & ~foreign, np.where(foreign, -1, owner)
     address = np.where(placed, rows["data"], 0).astype(np.int64)
     base, size = _of(columns.base, owner), _of(columns.size, owner)
     start = address - base
@@ -214,6 +225,10 @@ def measure(chosen: Selection, types: Types, columns: Columns, *, compute_flag: 
     _refuse(rows, placed & ~facts.empty & (address % align != 0), BadGraph, "is not aligned")
     _check_views(chosen, placed, owner, address, facts)
     running = ((facts.flags[:n_nodes] & COMPUTE) != 0) & ~facts.empty[:n_nodes]
+    running &= ~np.isin(facts.op[:n_nodes], list(views))
+    other = (chosen.source >= 0) & foreign[chosen.source]
+    other_device = running & (other.any(axis=1) | foreign[:n_nodes])
+    _refuse(rows, other_device, BadGraph, "uses buffers of another device than it runs on")
     lacking = (chosen.source >= 0) & ~placed[chosen.source] & ~facts.empty[chosen.source]
     _refuse(rows, running & (lacking.any(axis=1) | ~placed[:n_nodes]), BadGraph, "runs on tensors without memory")
     local = _of(columns.local, owner).astype(np.uint64)

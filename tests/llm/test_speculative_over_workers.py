@@ -88,7 +88,7 @@ def test_a_worker_of_the_target_dies(layered, pair):
 
 
 def test_no_worker_for_the_draft_model(layered, pair):
-    with pytest.raises(WorkerLost, match="127.0.0.1:9"):
+    with pytest.raises(WorkerLost, match=r"127\.0\.0\.1:9"):
         LlmSession.open(options(layered, rpc=pair, draft=DraftOptions(model=layered, rpc=("127.0.0.1:9",))))
     with pytest.raises(UsageError, match="named twice"):
         LlmSession.open(options(layered, rpc=pair, draft=DraftOptions(model=layered, rpc=pair[:1] * 2)))

@@ -71,6 +71,7 @@ def test_a_session_goes_by_the_quickest_and_its_control_connection_too(workers, 
         assert peer[1] == worker.port
         assert session.call(DeviceCountRequest()).count >= 1
         assert worker.errors().count(" connected: session") == 1
+        assert "of another version" not in worker.errors()
 
 
 def test_when_none_answers_one_sentence_names_them_all(sessions):

@@ -29,7 +29,8 @@ def add_parser(subparsers: _SubParsersAction[ArgumentParser]) -> None:
         "--host",
         default=config.DEFAULT_HOST,
         metavar="ADDRESS",
-        help="listen here (%(default)s); unix:PATH for this user's programs on this machine; several with commas",
+        help="listen here (%(default)s); unix:PATH for this user's programs on this machine; device:PATH for a "
+        "byte-stream device; several with commas",
     )
     parser.add_argument(
         "-p",

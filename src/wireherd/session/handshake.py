@@ -23,7 +23,7 @@ from wireherd.errors import (
 from wireherd.obs.log import get_logger
 from wireherd.protocol.connection import ClientConnection
 from wireherd.protocol.messages_herd import FEATURES, NO_SESSION, Feature, HerdHelloRequest, Purpose
-from wireherd.protocol.messages_stock import HelloRequest
+from wireherd.protocol.messages_stock import DeviceCountRequest, HelloRequest
 from wireherd.protocol.table import BY_MESSAGE, Opcode
 from wireherd.protocol.version import NEWEST, Version
 from wireherd.session.frames import FrameStream
@@ -222,9 +222,14 @@ class _Greeting:
             begun = time.perf_counter()
             try:
                 self._ask(connection, frames, HelloRequest(), self.timeout_s)
+                took_s = time.perf_counter() - begun
+                if connection.version is not None and connection.version[:2] == NEWEST[:2]:
+                    # a worker takes one that leaves without a question for a client of another version, and says so
+                    self._ask(connection, frames, DeviceCountRequest(), self.timeout_s)
             except _Closed:
                 log.debug("%s closed the connection at HELLO", self.address)
-            return time.perf_counter() - begun
+                took_s = time.perf_counter() - begun
+            return took_s
 
     def _greet(self, stream: Stream, version: Version, herd: bool) -> Opened:
         connection = ClientConnection(f"worker {self.endpoint}", version=version, herd=herd)

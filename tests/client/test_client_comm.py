@@ -212,6 +212,23 @@ def test_members_that_speak_differently(
         ranks.close()
 
 
+def test_two_of_stock(lib: ggml.Library, workers: Callable[..., list[Worker]]) -> None:
+    """Two workers that answer as stock 8.0: its own commands, and its client's caution."""
+    pair = workers(2, "--plain", "--protocol", "8.0")
+    with Cluster(lib, [worker.endpoint for worker in pair]) as cluster:
+        ranks = Ranks(lib, cluster)
+        group = ranks.form()
+        assert group
+        parts = [np.arange(100, dtype=np.float32), np.full(100, 0.25, np.float32)]
+        tensors = ranks.place(parts, 3)
+        assert ranks.reduce(group, tensors)
+        assert all(np.array_equal(read(lib, tensor), parts[0] + parts[1]) for tensor in tensors)
+        assert not ranks.reduce(group, ranks.place(parts, 1)), "stock would add what is no part"
+        ranks.free(group)
+        cluster.ping()
+        ranks.close()
+
+
 def test_two_devices_of_one_worker_are_no_group(lib: ggml.Library, herd: list[Worker]) -> None:
     with Cluster(lib, [herd[0].endpoint]) as cluster:
         first = Bench(lib, cluster.device_pointers[0])

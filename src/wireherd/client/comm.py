@@ -132,7 +132,7 @@ class _Group:
 
     def close(self) -> None:
         for endpoint in self.reducer.endpoints:
-            endpoint.memos.remove(self._memo)
+            endpoint.memos = [memo for memo in endpoint.memos if memo is not self._memo]
         self.reducer.close()
 
     def reduce(self, tensors: int) -> bool:

@@ -41,6 +41,7 @@ class Line:
         self.failure = self.refusal = None
         self.lock = threading.RLock()
         self.handles = Handles()
+        self.dialect = HERD
         self.session = self
         self.graphs = [GraphCache(rule_, f"device {index}") for index in range(devices)]
         self._worker = worker

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 from support.cable import Cable
 from wireherd.errors import ConnectError, ConnectTimeout, PeerClosed, ReadTimeout
 from wireherd.testing.streams import device_ends, read_exactly, read_to_end
-from wireherd.transport import connect, device, link, listen
+from wireherd.transport import connect, device, link, link_ends, listen
 from wireherd.transport.device_file import open_device
 from wireherd.transport.link_channel import MAX_CHANNELS, WINDOW
 from wireherd.transport.link_frames import FILLER, GREETING, HEADER, MAGIC, MAX_PAYLOAD, Frame, Kind, Scanner, encode
@@ -84,7 +84,7 @@ def test_one_client_after_the_other(ends):
             assert works(near, far)
             assert near.peer == address
             assert far.peer == str(listener.address)
-    time.sleep(2 * link.ClientLink.IDLE_S)  # the device is given back, and greeted anew
+    time.sleep(2 * link_ends.ClientLink.IDLE_S)  # the device is given back, and greeted anew
     with connect(address) as near, listener.accept(5) as far:
         assert works(near, far)
 

@@ -15,8 +15,8 @@ from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Final
 
 from wireherd.errors import ConnectError, PeerClosed, ReadTimeout
-from wireherd.transport.device_file import open_device
-from wireherd.transport.link import ClientLink, ServerLink
+from wireherd.transport.device_file import DeviceBusyError, open_device
+from wireherd.transport.link_ends import ClientLink, ServerLink
 from wireherd.transport.sockets import SocketStream
 from wireherd.transport.stream import Listener
 
@@ -52,8 +52,8 @@ def connect(address: Address, timeout_s: float) -> Stream:
                     del _links[path]
                 try:
                     link = ClientLink(open_device(path))
-                except ConnectError as error:
-                    if "in use" not in str(error) or time.monotonic() > end:
+                except DeviceBusyError:
+                    if time.monotonic() > end:
                         raise
                     link = None
                 else:

@@ -32,6 +32,10 @@ class DeviceGone(Exception):  # noqa: N818 - a state of the device; whoever owns
         super().__init__(reason)
 
 
+class DeviceBusyError(ConnectError):
+    """Another process has the device, for now."""
+
+
 class DeviceFile:
     """An open device; for one thread."""
 
@@ -116,7 +120,8 @@ def open_device(path: str) -> DeviceFile:
     """Open a device for this process alone.
 
     Raises:
-        ConnectError: there is none, it is no byte-stream device, or another process has it.
+        DeviceBusyError: another process has it.
+        ConnectError: there is none, or it is no byte-stream device.
     """
     if sys.platform == "win32":
         raise ConnectError("device: needs a POSIX system; on Windows give the worker's network address")
@@ -147,6 +152,6 @@ def _lock(descriptor: int) -> None:
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError as error:
-        raise ConnectError("the device is in use by another process") from error
+        raise DeviceBusyError("the device is in use by another process") from error
     except OSError:  # a kind of file that knows no locks
         return

@@ -9,10 +9,17 @@ import numpy as np
 
 from wireherd.protocol.messages_graph import GraphComputeRequest, GraphRecomputeRequest, SupportsOpRequest
 from wireherd.protocol.messages_herd import DeviceInfoRequest, PingRequest
+from wireherd.protocol.messages_peer import (
+    GroupCloseRequest,
+    GroupOpenRequest,
+    GroupReduceRequest,
+)
 from wireherd.protocol.messages_stock import (
     AllocBufferRequest,
     BufferClearRequest,
     BufferGetBaseRequest,
+    CommAllreduceRequest,
+    CommFreeRequest,
     CopyTensorRequest,
     DeviceCountRequest,
     FreeBufferRequest,
@@ -138,6 +145,11 @@ class Seeds:
             (GetTensor2DRequest(row, 0, 64, 4, 256), b""),
             (DeviceInfoRequest(0), b""),
             (PingRequest(1), b""),
+            (CommAllreduceRequest(0, row), b""),
+            (CommFreeRequest(0), b""),
+            (GroupOpenRequest(3, 0, self.random.randbytes(16), 1, 2), b""),
+            (GroupReduceRequest(3, 3, row), b""),
+            (GroupCloseRequest(3), b""),
         ]
         for ids, rows in self.graphs:
             found.append((GraphComputeRequest(0, self.random.randrange(3), ids, rows), b""))

@@ -292,3 +292,27 @@ def test_a_link_lies_between_workers_too(capsys, tiny_model):
     assert tensor["round_trips_per_token"] <= 2, "the client waits for logits only, of both at once"
     # two layers are four sums of parts that come from the other worker, and the logits go there and back
     assert all(ns > 3 * (4 + 2) * 5_000_000 for ns in tensor["samples_ns"])
+
+
+def test_drafts_are_measured_behind_a_text(capsys, tmp_path, tiny_model):
+    text = tmp_path / "text"
+    text.write_text("one two three, one two three, one two three, one two")
+    flags = ("-m", tiny_model, "-t", "1", "-n", "12", "-r", "2", "--lookup", "--text", str(text))
+    code, out, err = run(capsys, *flags, "--compare", "draft=off,on", "-o", "json", "-oe", "md")
+    assert code == 0, err
+    (row,) = json.loads(out)
+    assert (row["mode_a"], row["mode_b"], row["test"]) == ("off", "on", "tg12")
+    assert row["a"]["text_draft_n"] == 0
+    assert row["a"]["text_prompt_n"] == row["b"]["text_prompt_n"] > 10
+    assert 0 <= row["b"]["text_draft_n_accepted"] <= row["b"]["text_draft_n"]
+    assert all(name in err for name in ("PN", "PP", "TG", "DN", "DA"))
+    code, out, err = run(capsys, *flags, "-o", "jsonl")
+    assert code == 0, err
+    assert json.loads(out)["text_prompt_n"] == row["a"]["text_prompt_n"]
+
+
+@pytest.mark.parametrize("flags", [("-p", "8"), ("-d", "8"), ("-pg", "8,8"), ("--compare", "set-tensor=sync,async")])
+def test_drafts_are_measured_alone(capsys, tiny_model, flags):
+    code, out, err = run(capsys, "-m", tiny_model, "-n", "4", "-t", "1", "--lookup", *flags)
+    assert (code, out) == (2, ""), err
+    assert len(err.strip().splitlines()) == 1

@@ -54,9 +54,8 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
     group.add_argument(
         "-p",
         "--n-prompt",
-        default=str(DEFAULT_PROMPT),
         metavar="N,...",
-        help="prompt lengths, 0 for none (%(default)s)",
+        help=f"prompt lengths, 0 for none ({DEFAULT_PROMPT}; none with drafts)",
     )
     group.add_argument(
         "-n",
@@ -99,7 +98,9 @@ def add_parser(subparsers: argparse._SubParsersAction[argparse.ArgumentParser]) 
 
 def main(args: argparse.Namespace) -> int:
     """Measure and print, each case as soon as it is done."""
-    prompts, generated = counts(args.n_prompt), counts(args.n_gen)
+    drafts = args.model_draft is not None or args.lookup
+    prompts = counts(args.n_prompt or ("0" if drafts else str(DEFAULT_PROMPT)))
+    generated = counts(args.n_gen)
     pairs, depths = tuple(map(pair, args.pg)), counts(args.n_depth)
     if args.profile and (args.output != "md" or args.output_err or args.plot):
         raise UsageError("--profile prints text only: leave out -o and --plot")

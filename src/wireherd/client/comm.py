@@ -136,8 +136,8 @@ class _Group:
         self.reducer.close()
 
     def reduce(self, tensors: int) -> bool:
-        pointers = self._pointers.unpack(memory.view(tensors, self._pointers.size, readonly=True))
-        key = b"".join([memory.view(pointer, TENSOR_SIZE, readonly=True) for pointer in pointers])
+        pointers = self._pointers.unpack(memory.raw(tensors, self._pointers.size))
+        key = b"".join([memory.raw(pointer, TENSOR_SIZE) for pointer in pointers])
         try:
             commands = self._memo[key]
         except KeyError:

@@ -59,6 +59,11 @@ def view(address: int, size: int, *, readonly: bool = False) -> memoryview:
     return result
 
 
+def raw(address: int, size: int) -> bytes:
+    """A copy of `size` bytes at `address`; quicker than copying a view of them."""
+    return ctypes.string_at(address, size)
+
+
 def array(address: int, count: int, dtype: Any) -> NDArray[Any]:
     """`count` items of `dtype` at `address` as a numpy view; it does not keep the memory alive."""
     kind = np.dtype(dtype)

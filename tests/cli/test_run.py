@@ -122,6 +122,8 @@ def test_chat_reads_lines(capsys, model, monkeypatch):
         (("-p", "x", "-b", "99999999999"), 2, "-b must be between"),
         (("-p", "x", "-ngl", "99999999999"), 2, "-ngl must be between"),
         (("-p", "x", "-t", "100000"), 2, "-t must be between 1 and 1024"),
+        (("-p", "x", "--graph-cache", "-1"), 2, "--graph-cache must be between 0 and 1048576"),
+        (("-p", "x", "--graph-cache", "9999999"), 2, "--graph-cache must be between"),
         (("-p", "x", "-mg", "1"), 2, "-sm none"),
         (("-p", "x", "-sm", "none", "-mg", "3"), 2, "names no device"),
         (("-p", "x", "-dev", ""), 2, "empty name"),

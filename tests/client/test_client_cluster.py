@@ -41,6 +41,18 @@ def test_a_device_tells_its_memory_and_caps(cluster: Cluster, lib: ggml.Library)
     assert not props.caps_events
 
 
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (ClientOptions(graph_cache=-1), "--graph-cache must be between"),
+        (ClientOptions(graph_cache_policy="fifo"), "--graph-cache-policy must be one of lru, reset"),
+    ],
+)
+def test_options_that_make_no_sense(lib: ggml.Library, options: ClientOptions, said: str) -> None:
+    with pytest.raises(UsageError, match=said):
+        Cluster(lib, ["127.0.0.1:1"], options)
+
+
 def test_the_registry_lists_the_devices(cluster: Cluster, lib: ggml.Library) -> None:
     reg = lib.c.ggml_backend_dev_backend_reg(cluster.devices[0].pointer)
     assert lib.c.ggml_backend_reg_name(reg) == b"RPC"

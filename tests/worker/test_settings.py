@@ -27,6 +27,7 @@ FULL = WorkerSettings(
     insecure=True,
     verbose=True,
     plain=True,
+    graph_cache_limit=7,
 )
 
 
@@ -58,6 +59,8 @@ def test_short_flags():
     [
         {"port": 70000},
         {"port": -1},
+        {"graph_cache_limit": -1},
+        {"graph_cache_limit": 1 << 30},
         {"threads": 0},
         {"threads": 5000},
         {"memory_limit": 0},

@@ -33,7 +33,7 @@ def _same(left: Message, right: object) -> bool:
 
 @message
 class GraphComputeRequest(Message):
-    """Run a graph, and keep it for GRAPH_RECOMPUTE."""
+    """Run a graph, and keep it for GRAPH_RECOMPUTE: by the version's rule, or as agreed by GRAPH_CACHE_SIZE."""
 
     device: int = wire(U32, "index of the device")
     uid: int = wire(U64, "name of the graph, 0 = do not keep it", since=Version(8, 0), absent=0)
@@ -56,7 +56,7 @@ class GraphRecomputeRequest(Message):
 
 @message
 class GraphCacheSizeRequest(Message):
-    """Ask for room for kept graphs, on every device of the session."""
+    """Ask for room for graphs on every device; each is kept when it comes for the second time, not for the first."""
 
     count: int = wire(U32, "graphs a device, 0 = keep none")
     policy: int = wire(U32, "what a full cache does: 0 = forget all (reset), 1 = forget the one used longest ago (lru)")

@@ -102,8 +102,10 @@ def main(args: argparse.Namespace) -> int:
     prompts = counts(args.n_prompt or ("0" if drafts else str(DEFAULT_PROMPT)))
     generated = counts(args.n_gen)
     pairs, depths = tuple(map(pair, args.pg)), counts(args.n_depth)
-    if args.profile and (args.output != "md" or args.output_err or args.plot):
-        raise UsageError("--profile prints text only: leave out -o and --plot")
+    if args.profile and (args.output != "md" or args.output_err):
+        raise UsageError("--profile prints text only: leave out -o")
+    if args.profile and args.plot:
+        raise UsageError("--profile prints text only: leave out --plot")
     if args.profile and (pairs or any(depths)):
         raise UsageError("--profile looks at generated tokens on an empty context: leave out -pg and -d")
     wanted, site, bed = bench_flags.wanted(args), bench_flags.site(args), bench_flags.bed(args)

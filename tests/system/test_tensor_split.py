@@ -199,3 +199,17 @@ def test_what_makes_no_sense() -> None:
         LlamaOptions("m.gguf", split_mode="tensor", flash_attn="off").check()
     outcome = wireherd("run", "-m", "m.gguf", "-sm", "tensor", "-fa", "off", "-p", "A")
     assert outcome.code == 2
+
+
+def test_local_is_a_worker_everywhere(even: str) -> None:
+    listed = wireherd("devices", "--rpc", "local", "--json")
+    assert listed.code == 0, listed.err
+    assert [device["name"] for device in json.loads(listed.out) if device["endpoint"] == "local"] == ["RPC0"]
+    flags = ("run", "--json", "-m", even, "-p", PROMPT, "-n", str(N), *EQUAL_KERNELS, *GREEDY)
+    answers = [wireherd(*flags, *where) for where in (("--rpc", "local"), ("-ngl", "0"))]
+    assert [answer.code for answer in answers] == [0, 0], answers
+    first, second = (json.loads(answer.out)["tokens"] for answer in answers)
+    assert first == second
+    twice = wireherd(*flags, "--rpc", "local,local")
+    assert twice.code == 2
+    assert "local is named twice" in twice.sentence()

@@ -223,8 +223,6 @@ class HerdReducer:
         """Where peers try to reach a member: as it says itself, then as the user spelled it."""
         session = self.endpoints[index].session
         spelled = str(replace(session.address, via=""))
-        if session.options.peers_as_spelled and session.endpoint not in dict(session.options.located):
-            return [spelled]
         told = [address for address in opened.addresses if address and not any(map(str.isspace, address))]
         if not _is_here(self.endpoints[index]) and spelled not in told:
             told.append(spelled)

@@ -23,8 +23,11 @@ from wireherd.worker.launch import WorkerProcess, WorkerStartError, spawn
 from wireherd.worker.settings import WorkerSettings
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from wireherd.ggml.library import Library
     from wireherd.llm.options import LlamaOptions
+    from wireherd.session.options import ClientOptions
 
 #: how the worker beside the client is named in `--rpc`
 LOCAL: Final = "local"
@@ -74,12 +77,28 @@ def open_cluster(lib: Library, options: LlamaOptions) -> Cluster:
         UsageError: a worker is named twice, or an address is none.
         WorkerLost, WorkerRefused, VersionMismatch: one sentence that names the endpoint.
     """
-    wanted = load.client_options(options)
-    if LOCAL not in options.rpc:
-        return Cluster(lib, options.rpc, wanted)
-    worker = LocalWorker(threads=options.threads or default_threads(), library=options.ggml)
+    return connect(lib, options.rpc, load.client_options(options), threads=options.threads, library=options.ggml)
+
+
+def connect(
+    lib: Library,
+    endpoints: Sequence[str],
+    wanted: ClientOptions,
+    *,
+    threads: int | None = None,
+    library: Path | str | None = None,
+) -> Cluster:
+    """Connect to workers; for `local` among them one is started here, with so many threads and that native library.
+
+    Raises:
+        UsageError: a worker is named twice, or an address is none.
+        WorkerLost, WorkerRefused, VersionMismatch: one sentence that names the endpoint.
+    """
+    if LOCAL not in endpoints:
+        return Cluster(lib, endpoints, wanted)
+    worker = LocalWorker(threads=threads or default_threads(), library=library)
     try:
-        cluster = Cluster(lib, options.rpc, replace(wanted, located=((LOCAL, worker.endpoint),)))
+        cluster = Cluster(lib, endpoints, replace(wanted, located=((LOCAL, worker.endpoint),)))
     except BaseException:
         worker.close()
         raise

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from wireherd import ggml
 from wireherd.client.device import device_name
-from wireherd.client.plugin import Cluster
 from wireherd.ggml.enums import DeviceType
+from wireherd.llm import here
 from wireherd.session.options import ClientOptions
 
 if TYPE_CHECKING:
@@ -73,7 +73,8 @@ def remote(
         WorkerError: it cannot be reached, or refuses.
         VersionMismatch: it speaks a protocol this release does not know.
     """
-    cluster = Cluster(ggml.load(library), [endpoint], ClientOptions(stock_timeout_s=stock_timeout_s))
+    options = ClientOptions(stock_timeout_s=stock_timeout_s)
+    cluster = here.connect(ggml.load(library), [endpoint], options, library=library)
     try:
         protocol = str(cluster.stats()[0]["protocol"])
         found = []

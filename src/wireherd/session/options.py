@@ -26,8 +26,6 @@ class ClientOptions:
         set_tensor: "async", or "sync": have every SET_TENSOR answered, and wait for it, as before protocol 2.0.
         graph_cache: graphs that each device of one of our workers is asked to keep; 0 keeps none.
         graph_cache_policy: what a full one does: "lru" forgets the graph used longest ago, "reset" all.
-        peers_as_spelled: workers reach each other at the addresses given here, not at those they tell of themselves:
-            for measurements through a relay.
         located: pairs of a name and the address that it stands for, where a worker is not named by its address.
     """
 
@@ -38,7 +36,6 @@ class ClientOptions:
     retry_s: float = 0.0
     herd: bool = True
     set_tensor: str = "async"
-    peers_as_spelled: bool = False
     located: tuple[tuple[str, str], ...] = ()
     graph_cache: int = 1024
     graph_cache_policy: str = "lru"

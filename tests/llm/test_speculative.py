@@ -1,6 +1,9 @@
 """Speculative decoding changes how fast text comes, not which: every way to draft, every way to end."""
 
+import os
 import random
+import signal
+import threading
 
 import numpy as np
 import pytest
@@ -10,6 +13,7 @@ from wireherd.errors import Cancelled, UsageError
 from wireherd.llm.draft_options import DraftOptions
 from wireherd.llm.drafter import Draft
 from wireherd.llm.generate import GenerateOptions
+from wireherd.llm.interrupt import CtrlC
 from wireherd.llm.session import LlmSession
 from wireherd.testing import tiny
 
@@ -64,6 +68,9 @@ class Corrupted:
         assert 0 <= accepted <= drafted
 
     def abort(self):
+        pass
+
+    def cancel(self):
         pass
 
     def workers(self):
@@ -201,6 +208,17 @@ def test_an_abort_leaves_a_usable_session(tiny_path):
             generation.run()
         assert generation.result.tokens == whole.tokens[: len(generation.result.tokens)]
         assert session.generate(PROMPT, greedy()).run().tokens == whole.tokens
+
+
+def test_ctrl_c_leaves_a_usable_session(tiny_path):
+    with opened(tiny_path, DraftOptions(model=tiny_path, p_min=0.0), n_ctx=2048) as session, CtrlC():
+        whole = session.generate(PROMPT, greedy(speculate=False)).run()
+        for delay in (0.05, 0.1, 0.15):
+            threading.Timer(delay, os.kill, (os.getpid(), signal.SIGINT)).start()
+            with pytest.raises(KeyboardInterrupt):
+                session.generate(PROMPT, greedy(-1)).run()
+            assert not session.failed
+            assert session.generate(PROMPT, greedy()).run().tokens == whole.tokens
 
 
 # ---- the distribution

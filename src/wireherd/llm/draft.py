@@ -182,6 +182,10 @@ class DraftModel:
         """Stop what runs, from any thread."""
         self._session.abort()
 
+    def cancel(self) -> None:
+        """Stop what runs here and on workers, from any thread."""
+        self._session.cancel()
+
     def workers(self) -> list[dict[str, Any]]:
         """What went to each of the draft model's workers."""
         return self._session.workers()

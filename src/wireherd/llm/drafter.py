@@ -47,6 +47,9 @@ class Drafter(Protocol):
     def abort(self) -> None:
         """Stop what runs, from any thread."""
 
+    def cancel(self) -> None:
+        """Stop what runs here and on workers, from any thread; afterwards it can only be closed."""
+
     def workers(self) -> list[dict[str, Any]]:
         """What went to each worker that drafts."""
 

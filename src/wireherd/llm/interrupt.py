@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 GENTLE_S: Final = 0.3
 #: the same for what ends by itself before long: a single token
 PATIENT_S: Final = 5.0
+#: how long Python's handler waits for the watching thread, which only has to read a byte
+_WATCHER_S: Final = 0.2
 EXIT_CODE: Final = 128 + signal.SIGINT
 
 
@@ -56,6 +58,7 @@ class CtrlC:
         """`on_exit` runs before a second Ctrl-C ends the process: it must be quick."""
         self._on_exit = on_exit
         self._region: _Region | None = None
+        self._watched = threading.Event()
 
     def __enter__(self) -> Self:
         self._read, self._write = socket.socketpair()
@@ -92,15 +95,22 @@ class CtrlC:
 
     def _handle(self, _number: int, _frame: FrameType | None) -> None:
         region = self._region
+        # a watcher that reads this signal's byte later would take it for the next native call's
+        self._watched.wait(_WATCHER_S)
+        self._watched.clear()
         if region is None:
             raise KeyboardInterrupt
         region.interrupted = True
 
     def _watch(self) -> None:
         while signals := self._receive():
-            region = self._region
-            if signal.SIGINT not in signals or region is None:
-                continue
+            if signal.SIGINT in signals:
+                self._stop(self._region)
+                self._watched.set()
+
+    def _stop(self, region: _Region | None) -> None:
+        """Stop a native call, the first time gently; if there is none, Python's handler does all."""
+        if region is not None:
             if region.interrupted and region.abort is _nothing:
                 self._leave()
             region.interrupted = True

@@ -106,6 +106,9 @@ class Lookup:
     def abort(self) -> None:
         """Nothing runs."""
 
+    def cancel(self) -> None:
+        """Nothing runs."""
+
     def workers(self) -> list[dict[str, Any]]:
         """No worker takes part."""
         return []

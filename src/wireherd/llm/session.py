@@ -357,6 +357,8 @@ class LlmSession:
         """Stop what runs here and on the workers, from any thread; afterwards the session can only be closed."""
         self.abort()
         self._cancel()
+        if self.drafter is not None:
+            self.drafter.cancel()
 
     def _cancel(self) -> None:
         if self.cluster is not None:

@@ -13,6 +13,7 @@ from wireherd.bridge.gather import (
     gather,
     gather_node,
     raw_tensor,
+    running,
     shape_key,
     sources_of,
     to_wire,
@@ -65,6 +66,25 @@ def graph_of(lib: ggml.Library, context: int, *results: int, uid: int = 0) -> in
         lib.c.ggml_build_forward_expand(graph, result)
     memory.write_u64(graph + GraphOffset.UID, uid)
     return graph
+
+
+def test_a_branch_that_is_not_taken_is_left_out(lib: ggml.Library, context: int) -> None:
+    """What a node that runs needs of it becomes data; nothing of it keeps an operation or sources."""
+    c = lib.c
+    one, two = c.ggml_new_tensor_1d(context, 0, 8), c.ggml_new_tensor_1d(context, 0, 8)
+    aside = c.ggml_add(context, one, two)
+    result = c.ggml_silu(context, aside)
+    graph = graph_of(lib, context, result)
+    assert running(gather(graph)).n_nodes == 2
+    memory.write_i32(aside + TensorOffset.FLAGS, 0)
+    whole, part = gather(graph), running(gather(graph))
+    assert (whole.n_nodes, part.n_nodes) == (2, 1)
+    assert list(part.ids[:1]) == [result]
+    assert set(part.ids[1:]) == {one, two, aside}
+    assert part.rows["src"][0].tolist()[0] == aside
+    assert not part.rows["op"][1:].any()
+    assert not part.rows["src"][1:].any()
+    assert part.use_counts.tolist() == [dict(zip(whole.ids, whole.use_counts, strict=True))[i] for i in part.ids]
 
 
 def test_nodes_come_first_and_then_their_sources(lib: ggml.Library, context: int) -> None:

@@ -117,7 +117,7 @@ def hello(major: int, minor: int, patch: int) -> bytes:
     return struct.pack("<Q4B24x", 28, major, minor, patch, 0)
 
 
-@pytest.mark.parametrize("version", [(9, 0, 0), (200, 1, 2), (2, 0, 0)], ids=str)
+@pytest.mark.parametrize("version", [(10, 0, 0), (200, 1, 2), (2, 0, 0)], ids=str)
 def test_unknown_major_version(version: tuple[int, int, int], tiny_model: str) -> None:
     with impostor(hello(*version)) as endpoint:
         sentence = refused(*run(tiny_model, endpoint), code=1)

@@ -164,6 +164,22 @@ def test_before_8_0_a_device_keeps_its_last_graph(build):
     stock.close()
 
 
+@pytest.mark.parametrize("marked", [(0, 1), (1,)], ids=["neither", "one"])
+def test_before_4_0_every_node_runs_unless_one_is_marked(worker, build, marked):
+    """3.6.0 has no such flag and 3.6.1 has; HELLO tells the worker of neither."""
+    worker.state.graphs._compute_flag = False
+    source = build.tensor("f32", 4)
+    outs = [build.call("ggml_sqr", source), build.call("ggml_neg", source)]
+    wire = Wire(outs, worker)
+    put(worker, wire.row(source), np.full(4, 3, np.float32))
+    for number, out in enumerate(outs):
+        put(worker, wire.row(out), np.zeros(4, np.float32))
+        wire.row(out)["flags"] = 16 if marked == (1,) and number == 1 else 0
+    do(worker, Opcode.GRAPH_COMPUTE, wire.compute())
+    ran = [bool(floats(worker, wire, out).any()) for out in outs]
+    assert ran == [number in marked for number in range(2)]
+
+
 def test_nodes_without_the_flag_do_not_run(worker, build):
     """Their sources may hold anything: an index that would end the process is never looked at."""
     table, ids = build.tensor("f32", 4, 8), build.tensor("i32", 2)

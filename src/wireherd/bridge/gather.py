@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 #: the words of a tensor struct that point at other tensors: `src[10]` and, right after it, `view_src`
 _LINKS: Final = slice(TensorOffset.SRC // 8, TensorOffset.VIEW_SRC // 8 + 1)
 _WORDS: Final = TENSOR_SIZE // 8
+#: GGML_TENSOR_FLAG_COMPUTE
+_COMPUTE: Final = 16
 #: fields that both records have under one name; numbers of operations and types are mapped afterwards
 _SAME: Final = (
     "type", "flags", "ne", "nb", "op", "op_params", "src", "view_src", "view_offs", "name",
@@ -103,6 +105,22 @@ def gather(graph: int) -> Snapshot:
         return Snapshot(uid, 0, none, np.zeros(0, TENSOR), np.zeros(0, np.int32))
     ids, rows = _nodes_and_sources(graph_nodes(graph))
     return Snapshot(uid, n_nodes, ids, rows, graph_use_counts(graph, ids))
+
+
+def running(snapshot: Snapshot) -> Snapshot:
+    """The graph without the nodes that are not marked to run, for a peer that would run them all the same.
+
+    libllama puts every branch it may take into a graph and marks one; the inputs of the others hold anything.
+    """
+    marked = (snapshot.rows["flags"][: snapshot.n_nodes] & _COMPUTE) != 0
+    if marked.all():
+        return snapshot
+    first = np.flatnonzero(marked)
+    order = np.concatenate((first, np.setdiff1d(np.arange(len(snapshot.ids)), first)))
+    rows = snapshot.rows[order]
+    for name in ("op", "src", "view_src", "view_offs"):  # the others are data now
+        rows[name][len(first) :] = 0
+    return Snapshot(snapshot.uid, len(first), snapshot.ids[order], rows, snapshot.use_counts[order])
 
 
 def gather_node(node: int) -> Snapshot:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Final
 
-from wireherd.bridge.gather import gather
+from wireherd.bridge.gather import gather, running
 from wireherd.client.graphs import content_key
 from wireherd.ggml import memory, vtable
 from wireherd.ggml.enums import Status
@@ -124,6 +124,8 @@ class RemoteBackends:
 
     def _send(self, graph: int, uid: int) -> None:
         snapshot = gather(graph)
+        if not self._endpoint.dialect.marks_nodes:
+            snapshot = running(snapshot)
         if not snapshot.n_nodes:
             return
         endpoint, graphs = self._endpoint, self._graphs

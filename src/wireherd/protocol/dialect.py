@@ -42,6 +42,8 @@ class Row(NamedTuple):
 
 #: first version whose tensor record ends in a use count
 _USE_COUNT_SINCE = Version(5, 1)
+#: first version all of whose builds know GGML_TENSOR_FLAG_COMPUTE
+_MARKS_SINCE = Version(4, 0)
 
 
 class Dialect:
@@ -54,6 +56,8 @@ class Dialect:
         self.answered_sets = answered_sets
         #: numpy dtype of the tensor record
         self.tensor_dtype = HERD_TENSOR if herd else STOCK_TENSOR if version >= _USE_COUNT_SINCE else STOCK_TENSOR_OLD
+        #: whether every ggml of that version marks the nodes that are to run, and leaves the others out; 3.6.0 is older
+        self.marks_nodes = version >= _MARKS_SINCE
         self.tensor_layout = layout_of(self.tensor_dtype)
         self.rows: dict[int, Row] = {}
         self.codecs: dict[type[Message], Codec[Any]] = {}

@@ -40,11 +40,10 @@ log = get_logger(__name__)
 #: largest graph without a uid that is remembered by its content, bytes of records; and how many of them
 _SMALL: Final = 16 << 10
 _SMALL_COUNT: Final = 1024
-#: first version that names graphs, and first whose ggml marks the nodes that are to run
+#: first version that names graphs
 _WITH_UIDS: Final = Version(8, 0)
 #: before that, a device's kept graph needs no name
 _NAMELESS: Final = 1
-_WITH_COMPUTE_FLAG: Final = Version(4, 0)
 
 
 class Part:
@@ -135,7 +134,7 @@ class Graphs:
         """Take graphs of `dialect` from now on; `numbers` maps the peer's numbers, None if they are ours."""
         self._numbers = numbers
         self._narrow = not dialect.herd
-        self._compute_flag = dialect.version >= _WITH_COMPUTE_FLAG
+        self._compute_flag = dialect.marks_nodes
         self._by_uid = dialect.version >= _WITH_UIDS
         self._rule = rule_of(dialect)
 

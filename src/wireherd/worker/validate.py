@@ -198,7 +198,8 @@ def measure(
         chosen: what `select` kept, types and ops in the library's numbers; its rows are changed in place.
         types: the library's types.
         columns: the session's buffers.
-        compute_flag: whether the peer's ggml marks the nodes that are to run; if not, all are.
+        compute_flag: whether the peer's ggml is sure to mark the nodes that are to run; if not, and none is marked, all
+            are.
         views: the ops that only rename memory.
         device: where the graph is to run; what lies on another device counts as lying elsewhere.
 
@@ -209,7 +210,7 @@ def measure(
     """
     rows, n_nodes = chosen.rows, chosen.n_nodes
     _refuse(rows, ~sane(rows, types), BadGraph, "has an impossible type, size or stride")
-    if not compute_flag:
+    if not compute_flag and not (rows["flags"][:n_nodes] & COMPUTE).any():
         rows["flags"][:n_nodes] |= COMPUTE
     placed, owner = _owners(rows, columns)
     away = np.array([buffer.device is not device for buffer in columns.buffers], np.bool_)

@@ -9,7 +9,6 @@ ranges. Names are never dialled: they may lead elsewhere at the next look.
 from __future__ import annotations
 
 import ipaddress
-import os
 import socket
 import struct
 import sys
@@ -79,7 +78,7 @@ def own_addresses(stream: Stream, listening: Sequence[str]) -> tuple[str, ...]:
     found: dict[str, None] = {}
     number = stream.fileno()
     if number >= 0:
-        with socket.socket(fileno=os.dup(number)) as sock:
+        with socket.socket(fileno=socket.dup(number)) as sock:
             found[spelled(sock.getsockname())] = None
     for text in listening:
         address = Address.parse(text)

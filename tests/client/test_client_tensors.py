@@ -11,7 +11,9 @@ from wireherd import ggml
 from wireherd.client.plugin import Cluster
 from wireherd.ggml import memory
 from wireherd.ggml.structs import GraphOffset
+from wireherd.protocol.messages_herd import FEATURES, Feature
 from wireherd.protocol.version import SUPPORTED
+from wireherd.session import client
 
 DIALECTS = ["herd", *(version.short for version in SUPPORTED)]
 
@@ -233,3 +235,27 @@ def test_nothing_is_written_for_a_backend_that_is_gone(bench: Bench, lib: ggml.L
     bench.backend = 0
     speaking.ping()
     assert (out == 0xAB).all()
+
+
+def test_ends_that_agree_on_no_cache_keep_the_last_graphs(
+    lib: ggml.Library, worker: Worker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A client that does not know the feature; the 256 last are kept at first sight, the 257th pushes one out."""
+    monkeypatch.setattr(client, "FEATURES", FEATURES & ~Feature.GRAPH_CACHE)
+    with Cluster(lib, [worker.endpoint]) as cluster:
+        hello = cluster.endpoints[0].hello
+        assert hello is not None
+        assert not hello.features & Feature.GRAPH_CACHE
+        bench = bench_on(lib, cluster)
+        one = bench.filled(noise(8))
+        total = bench.place(bench.c.ggml_add(bench.context, one, one))
+        graph = bench.graph(total)
+        for uid in [*range(1, 258), *range(2, 258), 1, 3]:
+            memory.write_u64(graph + GraphOffset.UID, uid)
+            assert bench.compute(graph) == 0
+        assert np.array_equal(read(lib, total), noise(8) * 2)
+        stats = cluster.stats()[0]
+        assert (stats["graphs_sent"], stats["graphs_rerun"]) == (258, 257)
+        bench.close()
+        cluster.ping()
+        cluster.check()

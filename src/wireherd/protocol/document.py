@@ -52,6 +52,18 @@ instead of its record, and ERROR and PROGRESS come unasked.
 3. A connection with purpose 1 (control) takes PING and CANCEL only and names the session it belongs to.
 """
 
+_VECTORS, _PEERS = "test vectors only", "real peers, both ways"
+#: for people: what says that a dialect is right
+_PROVED = {
+    (3, 6): _VECTORS,
+    (4, 0): _PEERS,
+    (5, 0): _PEERS,
+    (5, 1): "recorded traffic of real peers",
+    (6, 0): _VECTORS,
+    (7, 0): _PEERS,
+    (8, 0): _PEERS,
+}
+
 
 def document() -> Iterator[str]:
     """Give the page line by line."""
@@ -69,16 +81,16 @@ def document() -> Iterator[str]:
 def _versions() -> Iterator[str]:
     yield "## Versions"
     yield ""
-    yield "| version | seen in | tensor record | commands | operations known by name |"
-    yield "|---|---|---|---|---|"
+    yield "| version | seen in | proved by | tensor record | commands | operations known by name |"
+    yield "|---|---|---|---|---|---|"
     for version in SUPPORTED:
         dialect = dialect_for(version)
-        where = RELEASES.get(version.line, "no build at hand: proved by vectors only")
+        where = RELEASES.get(version.line, "no build at hand")
         ops = len(STOCK_NUMBERING[version].ops)
         count = sum(row.command.opcode < Opcode.HERD_HELLO for row in dialect.rows.values())
-        yield f"| {version} | {where} | {dialect.tensor_dtype.itemsize} | {count} | {ops} |"
+        yield f"| {version} | {where} | {_PROVED[version.line]} | {dialect.tensor_dtype.itemsize} | {count} | {ops} |"
     herd = dialect_for(NEWEST, herd=True)
-    yield f"| herd | wireherd | {herd.tensor_dtype.itemsize} | {len(herd.rows)} | by the handshake |"
+    yield f"| herd | wireherd | itself | {herd.tensor_dtype.itemsize} | {len(herd.rows)} | by the handshake |"
     yield ""
 
 

@@ -91,6 +91,7 @@ TYPES: Final[dict[str, tuple[str, str]]] = {
     "IQ4_NL": ("iq4_nl", "q5_K"),
     "IQ4_XS": ("iq4_xs", "q5_K"),
     "MXFP4_MOE": ("q8_0", "q8_0"),
+    "TQ1_0": ("tq1_0", "q8_0"),
 }
 #: matrices of the finer type: values and down projections of the first layer, and the output
 _FINER: Final = ("blk.0.attn_v.weight", "blk.0.ffn_down", "output.weight")

@@ -64,7 +64,9 @@ def behind(path: str | Path, prompt: list[int], tokens: list[int]) -> list[float
     with LlmSession.open(options(path)) as alone:
         alone.decode(prompt + tokens[:-1], outputs="all")
         alone.synchronize()
-        rows = [alone.context.logits(len(prompt) - 1 + number) for number in range(len(tokens))]
+        rows = [alone.context.logits(len(prompt) - 1 + number).copy() for number in range(len(tokens))]
+        for row in rows:
+            row[alone.eog_tokens()] = -np.inf  # they were not to be chosen
         return [float(row.max() - row[token]) for row, token in zip(rows, tokens, strict=True)]
 
 

@@ -371,3 +371,18 @@ def test_views_of_what_lies_elsewhere_run_only_where_nothing_needs_them(worker, 
             refused(worker, wire, BadGraph, "without memory")
         else:
             do(worker, 10, wire.compute(1))
+
+
+def test_a_part_of_nothing_may_begin_beyond_it(worker, build):
+    """Where a micro-batch has no outputs, libllama takes views of empty tensors, some past the end of the buffer."""
+    experts = build.tensor("f32", 4, 2, 0)
+    shown = build.call("ggml_view_2d", experts, I64(4), I64(0), SIZE(32), SIZE(16))
+    added = build.call("ggml_add", shown, build.call("ggml_view_2d", experts, I64(4), I64(0), SIZE(32), SIZE(0)))
+    other = build.call("ggml_silu", build.tensor("f32", 4))
+    wire = Wire([added, other], worker)
+    for beyond in (0, 1 << 20):
+        wire.row(shown)["data"] = int(wire.row(experts)["data"]) + 16 + beyond
+        do(worker, 10, wire.compute(1 + beyond))
+    wire.row(shown)["ne"][1] = wire.row(added)["ne"][1] = 1
+    with pytest.raises(OutOfBounds):
+        do(worker, 10, wire.compute(9))

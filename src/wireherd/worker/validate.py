@@ -221,6 +221,10 @@ def measure(
     start = address - base
     facts = Facts(types, rows, np.where(placed, size - start, 0))
     outside = (start < 0) | (start > size) | (facts.nbytes > size - start)
+    # Nothing of an empty tensor is ever touched, and a part of an empty one may begin beyond it: libllama makes such
+    # views where a micro-batch has no outputs.
+    stray = placed & outside & facts.empty & (chosen.view >= 0)
+    placed, owner = placed & ~stray, np.where(stray, -1, owner)
     _refuse(rows, placed & outside, OutOfBounds, "lies outside its buffer")
     align = types.align[facts.type]
     _refuse(rows, placed & ~facts.empty & (address % align != 0), BadGraph, "is not aligned")
@@ -262,7 +266,7 @@ def _check_views(chosen: Selection, placed: Bools, owner: Ints, address: Ints, f
     of = np.maximum(view, 0)
     shown = (view >= 0) & placed & placed[of]
     inside = (owner == owner[of]) & (address >= address[of])
-    inside &= address + facts.nbytes <= address[of] + facts.nbytes[of]
+    inside &= facts.empty | (address + facts.nbytes <= address[of] + facts.nbytes[of])
     _refuse(rows, shown & ~inside, OutOfBounds, "is a view that leaves the tensor it shows")
     rows["view_src"] = np.where(shown, rows["view_src"], 0)
     rows["view_offs"] = np.where(shown, address - address[of], 0)

@@ -129,7 +129,7 @@ def test_chat_reads_lines(capsys, model, monkeypatch):
         (("-p", "x", "-dev", ""), 2, "empty name"),
         (("-p", "x", "-ts", "a"), 2, "-ts takes numbers"),
         (("-p", "x", "-dev", "GPU7"), 2, "no device GPU7"),
-        (("-p", "x", "-ot", "nonsense"), 2, "REGEX=DEVICE"),
+        (("-p", "x", "-ot", "nonsense"), 2, "REGEX=BUFTYPE"),
         (("-p", "word " * 300), 2, "raise -c"),
         (("-p", ""), 2, "empty"),
         (("-p", "x", "--min-p", "3"), 2, "min-p"),

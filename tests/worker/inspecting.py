@@ -44,6 +44,11 @@ def settled(pid, for_s=1.0, within_s=15.0):
 def session_of(worker, client):
     """Process number of the session that serves `client`, from the log."""
     address = "{}:{}".format(*client.sock.getsockname())
-    found = re.findall(rf"{address} connected: session \d+ \(pid (\d+)\)", worker.log())
+    end = time.monotonic() + 5
+    while True:  # the line may come a moment after the session's first answer
+        found = re.findall(rf"{address} connected: session \d+ \(pid (\d+)\)", worker.log())
+        if found or time.monotonic() > end:
+            break
+        time.sleep(0.02)
     assert len(found) == 1
     return int(found[0])

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 
 import numpy as np
 import pytest
 from linked import NAME, Member, form, pair, randoms, stand
 
-from wireherd.collective import Group, Groups, group
+from wireherd.collective import Group, Groups, allreduce, group
 from wireherd.collective.links import HEAD, HEAD_SIZE, Link
-from wireherd.errors import BadRequest, GraphFailed, LimitExceeded, PeerLost, RemoteProtocolError
+from wireherd.errors import BadRequest, GraphFailed, LimitExceeded, PeerLost, RemoteProtocolError, TransportError
 from wireherd.protocol.dialect import dialect_for
 from wireherd.protocol.framing import HERD
 from wireherd.protocol.messages_herd import ErrorNotice
@@ -116,10 +117,43 @@ def test_a_peer_that_does_not_read_ends_in_time(alone, monkeypatch):
         reduce(member, 1 << 20, mask=1)
 
 
+def test_idleness_does_not_make_patient(alone, monkeypatch):
+    monkeypatch.setattr(group, "SILENCE_S", 0.5)
+    member, _ = alone
+    time.sleep(1)  # the client thinks
+    begun = time.monotonic()
+    with pytest.raises(PeerLost, match="sent nothing for"):
+        reduce(member)
+    assert time.monotonic() - begun < 2
+
+
+@pytest.mark.parametrize("count", [COUNT, 1 << 20])
+def test_dripping_is_silence(alone, monkeypatch, count):
+    """One byte at a time keeps no member waiting for long, whether it receives only or sends as well."""
+    monkeypatch.setattr(group, "SILENCE_S", 0.6)
+    monkeypatch.setattr(allreduce, "SLOWEST", 16 << 20)
+    member, peer = alone
+    worker = Member(member, [np.ones(count, np.float32)], [3])
+    data = head(size=4 * count) + bytes(4 * count)
+    begun = time.monotonic()
+    for place in range(60):
+        if worker.error is not None or not worker.is_alive():
+            break
+        with contextlib.suppress(TransportError):
+            peer.sendall([data[place : place + 1]])
+        time.sleep(0.1)
+    worker.join(5)
+    assert isinstance(worker.error, PeerLost)
+    assert "less than" in str(worker.error)
+    assert time.monotonic() - begun < 4
+
+
 def test_patience_grows_with_what_this_rank_itself_computed(alone, monkeypatch):
     monkeypatch.setattr(group, "SILENCE_S", 0.1)
     member, peer = alone
-    time.sleep(0.3)  # its own share took that long: the peer's may take ten times as long
+    end = time.process_time() + 0.3
+    while time.process_time() < end:  # its own share takes that long: the peer's may take ten times as long
+        pass
     worker = Member(member, [np.ones(COUNT, np.float32)], [3])
     time.sleep(1.2)
     peer.sendall([head(), DATA])

@@ -34,6 +34,8 @@ if TYPE_CHECKING:
 
 #: one wait in the kernel lasts at most this long
 SLICE_S: Final = 0.5
+#: bytes a second below which a member counts as silent: one that drips would else hold the others for ever
+SLOWEST: Final = 64 << 10
 _ITEM: Final = schedule.ITEM_BYTES
 #: scratch memory begins so that what follows a head lies on a cache line
 _LINE: Final = 64
@@ -43,7 +45,7 @@ _LEAST: Final = 4096
 class Incoming:
     """One part to receive: its head, then its data, maybe in one piece of memory."""
 
-    __slots__ = ("_checked", "_data", "_expected", "_head", "_left", "_size", "link", "whole")
+    __slots__ = ("_checked", "_data", "_expected", "_head", "_left", "link", "size", "whole")
 
     def __init__(self, link: Link, whole: memoryview, target: memoryview | None) -> None:
         """Bind memory: `whole` holds head and data, or the head alone if the data goes to `target`."""
@@ -51,14 +53,14 @@ class Incoming:
         self.whole = whole
         self._head = whole[:HEAD_SIZE]
         self._data = target
-        self._size = len(whole) - HEAD_SIZE if target is None else len(target)
+        self.size = len(whole) - HEAD_SIZE if target is None else len(target)
         self._expected = b""
         self._left = whole
         self._checked = False
 
     def begin(self, sequence: int, step: int) -> None:
         """Be ready for the next part."""
-        self._expected = self.link.expected(sequence, step, self._size)
+        self._expected = self.link.expected(sequence, step, self.size)
         self._left = self.whole
         self._checked = False
 
@@ -140,11 +142,14 @@ def _send(link: Link, views: Sequence[bytes | memoryview]) -> int:
 def _wait_for(incoming: Incoming, limit_s: float) -> None:
     """Receive one part while nothing else is to be done."""
     quiet_s = 0.0
+    end = time.monotonic() + limit_s + incoming.size / SLOWEST
     while True:
         try:
             if incoming.receive():
                 return
             quiet_s = 0.0
+            if time.monotonic() >= end:
+                raise incoming.link.lost(f"sends less than {SLOWEST >> 10} KiB/s")
         except ReadTimeout as error:
             quiet_s += SLICE_S
             if quiet_s >= limit_s:
@@ -158,6 +163,8 @@ def _both_ways(unsent: list[tuple[Link, list[memoryview]]], receives: Sequence[I
     writing = {link.stream.fileno(): (link, rest) for link, rest in unsent}
     reading = {incoming.link.stream.fileno(): incoming for incoming in receives}
     last = time.monotonic()
+    size = sum(incoming.size for incoming in receives) + sum(len(view) for _, rest in unsent for view in rest)
+    end = last + limit_s + size / SLOWEST
     while writing or reading:
         readable, writable = _ready(reading, writing)
         for number in readable:
@@ -171,12 +178,16 @@ def _both_ways(unsent: list[tuple[Link, list[memoryview]]], receives: Sequence[I
             else:
                 del writing[number]
                 link.cut = False
+        now = time.monotonic()
         if readable or writable:
-            last = time.monotonic()
-        elif time.monotonic() - last >= limit_s:
+            last = now
+        if now - last >= limit_s or now >= end:
+            if not (reading or writing):
+                return
             late = next(iter(reading.values())).link if reading else next(iter(writing.values()))[0]
-            what = "sent nothing" if reading else "took nothing"
-            raise late.lost(f"{what} for {limit_s:g} s")
+            what = "sent" if reading else "took"
+            slow = f"less than {SLOWEST >> 10} KiB/s" if now - last < limit_s else f"nothing for {limit_s:g} s"
+            raise late.lost(f"{what} {slow}")
 
 
 def _receive(incoming: Incoming) -> bool:

@@ -43,7 +43,8 @@ log = get_logger(__name__)
 JOIN_S: Final = 5.0
 #: one address that does not answer must not take all of it
 _ADDRESS_S: Final = 2.0
-#: a member may be silent this long, or `_PATIENCE` times what this one computed since the last reduction
+#: a member may be silent this long, or `_PATIENCE` times what this one computed since the last reduction: processor
+#: time, as a client that says nothing for an hour is no reason to wait for hours
 SILENCE_S: Final = 10.0
 _PATIENCE: Final = 10.0
 #: addresses of one member that are tried
@@ -175,7 +176,7 @@ class Group:
             self.joined = True
         for link in self._links.values():
             link.name = self._names[link.rank]
-        self._began = time.monotonic()
+        self._began = time.process_time()
 
     def reduction(self, key: bytes, mask: int) -> Reduction | None:
         """What `bind` remembered for a tensor and a mask."""
@@ -208,14 +209,14 @@ class Group:
             raise self._failure
         sequence = self._sequence
         self._sequence = (sequence + 1) & _MASK
-        limit_s = max(SILENCE_S, (time.monotonic() - self._began) * _PATIENCE)
+        limit_s = max(SILENCE_S, (time.process_time() - self._began) * _PATIENCE)
         try:
             bound.run(sequence, limit_s)
         except PeerLost as error:
             blamed = self._failure or self._blame(error)
             self.fail(blamed)
             raise blamed from error
-        self._began = time.monotonic()
+        self._began = time.process_time()
 
     def _blame(self, seen: PeerLost) -> PeerLost:
         """Who is at fault: a member that says so itself is believed before one that is merely gone."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
+from wireherd.collective.allreduce import SLOWEST
 from wireherd.collective.reduce import add_in_order
 from wireherd.errors import ConnectError, PeerLost, ReadTimeout, TransportError
 from wireherd.obs.log import get_logger
@@ -82,7 +83,10 @@ class Pair:
         add_in_order([own, other], own)
 
     def _fill(self, view: memoryview) -> None:
+        end = time.monotonic() + IO_S + len(view) / SLOWEST
         while view:
+            if time.monotonic() >= end:
+                raise ReadTimeout(f"it sends less than {SLOWEST >> 10} KiB/s")
             count = self._stream.recv_into(view)
             if not count:
                 raise ConnectError("it closed the connection")
@@ -113,7 +117,11 @@ def await_pair(own: Address, permitted: Callable[[Address], str | None]) -> Pair
             stream = listener.accept(left)
             why = permitted(Address.parse(stream.peer))
             if why is None:
-                return _pair(stream, 0)
+                try:
+                    return _pair(stream, 0)
+                except TransportError as error:  # somebody who looked in; the other server may still come
+                    log.info("%s connected, but not as a server: %s", stream.peer, error)
+                    continue
             log.warning("%s wants to be the second of two servers and %s", stream.peer, why)
             stream.close()
     raise ReadTimeout(f"the other server did not come within {JOIN_S:g} s")

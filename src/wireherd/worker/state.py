@@ -92,8 +92,9 @@ class State:
         self.graphs.cancelled = True
         self.devices.stop()
         self.groups.stop()
-        if self.pair is not None:
-            self.pair.shutdown()
+        pair = self.pair  # the session's own thread may leave it meanwhile
+        if pair is not None:
+            pair.shutdown()
 
     def leave_pair(self) -> None:
         """End the link to the other server, if there is one."""

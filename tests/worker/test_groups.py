@@ -212,6 +212,8 @@ def test_a_worker_dials_only_where_it_may_and_without_a_link_there_is_no_group(f
                 "[2001:4860::1]:1",
                 "172.32.0.1:1",
                 "[::ffff:8.8.8.8]:1",
+                "169.254.169.254:80",
+                "[::ffff:169.254.169.254]:80",
                 "0.0.0.0:1",
                 "unix:/run/docker.sock",
             ],

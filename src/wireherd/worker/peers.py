@@ -29,6 +29,8 @@ log = get_logger(__name__)
 
 _LOOPBACK: Final = ("127.0.0.0/8", "::1/128")
 _PRIVATE: Final = ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16", "169.254.0.0/16", "fc00::/7", "fe80::/10")
+#: no worker is there, but a cloud machine's secrets are: only an owner who names ranges may mean it
+_METADATA: Final = ipaddress.ip_address("169.254.169.254")
 _ANYWHERE: Final = ("0.0.0.0/0", "::/0")
 _WILDCARDS: Final = frozenset({"0.0.0.0", "::"})  # noqa: S104 (compared, not bound)
 _SIOCGIFADDR: Final = 0x8915
@@ -46,6 +48,7 @@ class Permitted:
         self._paths = all(host.startswith("unix:") or is_loopback(host) for host in settings.hosts)
         self._networks = address_ranges(ranges)
         self._shown = ", ".join(ranges)
+        self._never = _METADATA if settings.peers is None else None
 
     def __call__(self, address: Address) -> str | None:
         """Why `address` must not be dialled; None if it may."""
@@ -56,7 +59,8 @@ class Permitted:
         except ValueError:
             return "is a name, and only addresses are dialled"
         mapped = ip.ipv4_mapped if isinstance(ip, ipaddress.IPv6Address) else None
-        if any((mapped or ip) in network for network in self._networks):
+        meant = mapped or ip
+        if meant != self._never and any(meant in network for network in self._networks):
             return None
         return f"lies outside the ranges in which this worker opens links ({self._shown or 'none'}); see --peers"
 

@@ -89,8 +89,10 @@ class Bed:
 
     def _linked(self, endpoints: tuple[str, ...]) -> tuple[str, ...]:
         far = [endpoint for endpoint in endpoints if endpoint != _LOCAL]
-        if self.link is None or not far:
+        if self.link is None or not endpoints:
             return endpoints
+        if len(far) < len(endpoints):
+            raise UsageError("--link cannot stand in front of a worker that is started for the run: leave out `local`")
         for endpoint in far:
             address = Address.parse(endpoint)
             if address.scheme not in {"tcp", "unix"} or address.via:
@@ -100,8 +102,7 @@ class Bed:
             return endpoints
         for number, endpoint in enumerate(far):
             link.aim(number, endpoint)
-        doors = iter(link.client_doors)
-        return tuple(endpoint if endpoint == _LOCAL else next(doors) for endpoint in endpoints)
+        return tuple(link.client_doors)
 
     def _link(self, count: int) -> Link | None:
         return None if self.link is None else self._stack.enter_context(Link(self.link, count))

@@ -8,6 +8,7 @@ ends when its standard input does.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shlex
 import subprocess
@@ -132,7 +133,8 @@ class Driver:
         """End the program."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):  # what it was still to be told, it no longer hears
+                    pipe.close()
         try:
             self._process.wait(_END_S)
         except subprocess.TimeoutExpired:

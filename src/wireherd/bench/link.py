@@ -7,6 +7,7 @@ relay is a process of its own, so that it does not share an interpreter with the
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import subprocess
@@ -145,7 +146,8 @@ class Link:
         """End the relay and with it every connection through it."""
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                pipe.close()
+                with contextlib.suppress(OSError):  # what it was still to be told, it no longer hears
+                    pipe.close()
         self._process.kill()
         self._process.wait()
 

@@ -31,7 +31,8 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group.add_argument("--worker-protocol", metavar="VERSION", help="version they answer with (default: newest)")
     group.add_argument(
         "--link", metavar="MS[,MBIT[,MS[,half]]]",
-        help="an emulated link to and between workers: delay one way, rate, jitter, half duplex as WiFi (none)",
+        help="an emulated link to workers, and between those of --workers: delay one way, rate, jitter, half duplex as "
+        "WiFi (none)",
     )  # fmt: skip
     group = parser.add_argument_group("comparing and drawing")
     keys = "; ".join(f"{key}={example}" for key, example in compare.KEYS.items())
@@ -55,19 +56,19 @@ def site(args: argparse.Namespace) -> Site:
         UsageError: flags that contradict each other.
     """
     endpoints = options.endpoints(args)
-    if args.workers is None:
-        for flag, value in (("--worker-threads", args.worker_threads), ("--worker-protocol", args.worker_protocol)):
-            if value is not None and not (args.compare or "").startswith("workers="):
-                raise UsageError(f"{flag} is for workers that the bench starts: give --workers N")
-        return Site(endpoints)
-    if endpoints:
-        raise UsageError("--workers starts workers here and --rpc names others: give one of them")
     protocol = NEWEST if args.worker_protocol is None else Version.parse(args.worker_protocol)
     if protocol not in SUPPORTED:
         known = ", ".join(version.short for version in SUPPORTED)
         raise UsageError(
             f"--worker-protocol {args.worker_protocol} is not one our worker speaks: choose one of {known}"
         )
+    if args.workers is None:
+        for flag, value in (("--worker-threads", args.worker_threads), ("--worker-protocol", args.worker_protocol)):
+            if value is not None and not (args.compare or "").startswith("workers="):
+                raise UsageError(f"{flag} is for workers that the bench starts: give --workers N")
+        return Site(endpoints, protocol=protocol)
+    if endpoints:
+        raise UsageError("--workers starts workers here and --rpc names others: give one of them")
     return Site(fresh=args.workers, protocol=protocol)
 
 

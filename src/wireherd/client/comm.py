@@ -288,7 +288,11 @@ def _form(members: Sequence[RemoteDevice], slot: int) -> Reducer | None:
     try:
         if all(endpoint.hello is not None and endpoint.hello.features & Feature.GROUP for endpoint in endpoints):
             herd = HerdReducer(members, slot)
-            reason = herd.form()
+            try:
+                reason = herd.form()
+            except BaseException:
+                herd.close()  # members that took a rank before another one refused would keep it
+                raise
             if not reason:
                 log.info("workers %s add up tensors among themselves", names)
                 return herd

@@ -1,8 +1,8 @@
 """Formats of `--compare`: llama-bench's rows of both modes, and what one is to the other.
 
-JSON has one object a test: `compare` (the key and its two values), `a` and `b` as llama-bench rows, `ratio`,
-`ratio_min` and `ratio_max` (b over a in tokens a second: median of the pairs and its interval), `ratios` pair by pair,
-and what the interval covers. The other formats have a row for each mode, and the ratio in both.
+JSON has one object a test: `compare` (the key), `mode_a` and `mode_b` (its values), `a` and `b` as llama-bench rows,
+`ratio`, `ratio_min` and `ratio_max` (b over a in tokens a second: median of the pairs and its interval), `ratios` pair
+by pair, and what the interval covers. The other formats have a row for each mode, and the ratio in both.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def add_flags(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("workers of its own")
     group.add_argument("--workers", type=options.positive, metavar="N", help="start N workers here, instead of --rpc")
     group.add_argument(
-        "--worker-threads", type=options.positive, metavar="N", help="CPU threads of each of them (default: -t)"
+        "--worker-threads", type=options.positive, metavar="N", help="CPU threads of each (default: -t, else cores / N)"
     )
     group.add_argument("--worker-protocol", metavar="VERSION", help="version they answer with (default: newest)")
     group.add_argument(
